@@ -1,0 +1,37 @@
+package kvindex
+
+import (
+	"context"
+	"errors"
+	"fmt"
+)
+
+// ErrFenced refuses a record whose term or epoch is older than the newest seen
+// for its owner: another writer has taken over.
+var ErrFenced = errors.New("a newer term or epoch of this owner has written")
+
+// GapError reports that records of an owner were lost. The writer answers it
+// with a snapshot (a Cleared and everything the owner holds); a reader waits
+// for that.
+type GapError struct {
+	Owner     Owner
+	Want, Got uint64
+}
+
+// Error names the owner and both numbers.
+func (e *GapError) Error() string {
+	return fmt.Sprintf("owner %s: want seq %d, got %d", e.Owner, e.Want, e.Got)
+}
+
+// A Log carries records from agents to pickers. Implementations: the embedded
+// one and its client (kvindex/memlog), later Redis (kvindex/redislog).
+type Log interface {
+	// Append writes records of one writer in order. It returns a *GapError if a
+	// record does not follow the owner's last one, and ErrFenced for a stale
+	// writer; records before the faulty one are written.
+	Append(ctx context.Context, records []Record) error
+	// Tail calls apply first with what rebuilds the present state, then with each
+	// later batch, in order, until ctx ends or the log fails. A tail that falls
+	// too far behind ends with an error; the caller starts anew.
+	Tail(ctx context.Context, apply func([]Record) error) error
+}

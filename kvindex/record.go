@@ -1,0 +1,233 @@
+package kvindex
+
+import "fmt"
+
+// WorkerID names one agent for its whole life; the default is the address it
+// serves on. It is never split or parsed.
+type WorkerID string
+
+// Tier is where a block's memory is.
+type Tier uint8
+
+// The tiers, from the fastest to the slowest.
+const (
+	Device Tier = iota
+	Host
+	Disk
+	External
+	NumTiers = 4
+)
+
+// String is the tier's lower-case name.
+func (t Tier) String() string {
+	if t < NumTiers {
+		return [NumTiers]string{"device", "host", "disk", "external"}[t]
+	}
+	return fmt.Sprintf("tier(%d)", uint8(t))
+}
+
+// Owner is one pool of blocks: a worker's data-parallel rank and a tier. Each
+// owner has an epoch and a sequence of records of its own.
+type Owner struct {
+	Worker WorkerID
+	Rank   uint16
+	Tier   Tier
+}
+
+// String writes the owner for people; it is not parsed anywhere.
+func (o Owner) String() string { return fmt.Sprintf("%s/%d/%s", o.Worker, o.Rank, o.Tier) }
+
+// Kind says which body a record carries.
+type Kind uint8
+
+// The kinds of records. Stored, Removed, Cleared and Learned carry a
+// contiguous Seq per (owner, epoch); the others have Seq 0.
+const (
+	KindStored Kind = iota + 1
+	KindRemoved
+	KindCleared
+	KindLearned
+	KindHello
+	KindLoad
+	KindBooking
+	KindBye
+)
+
+// String is the kind's lower-case name.
+func (k Kind) String() string {
+	names := [...]string{"", "stored", "removed", "cleared", "learned", "hello", "load", "booking", "bye"}
+	if k >= 1 && int(k) < len(names) {
+		return names[k]
+	}
+	return fmt.Sprintf("kind(%d)", uint8(k))
+}
+
+// Sequenced reports whether records of this kind carry a contiguous Seq.
+func (k Kind) Sequenced() bool { return k >= KindStored && k <= KindLearned }
+
+// Record is one entry of the log.
+type Record struct {
+	Owner Owner
+	// Epoch is one life of the owner's memory: of the engine process for
+	// Device. It only grows. A record of a newer epoch empties the owner first.
+	Epoch uint64
+	// Term is one life of the writer (the agent). It only grows; a record with an
+	// older term than the newest seen for the owner is refused ([ErrFenced]).
+	Term uint64
+	// Seq counts the owner's sequenced records within an epoch from 1. A Cleared
+	// may jump ahead: nothing before it matters any more.
+	Seq uint64
+	// EngineSeq is the engine's own batch number, for people and for replay.
+	EngineSeq uint64
+	Kind      Kind
+
+	// Exactly the field of Kind is set; Cleared and Bye have no body.
+	Stored  *Stored
+	Removed *Removed
+	Learned *Learned
+	Hello   *Hello
+	Load    *Load
+	Booking *Booking
+}
+
+// Stored says that the owner now holds a run of blocks.
+type Stored struct {
+	// Group is the engine's KV-cache group; 0 where there is one.
+	Group uint16
+	// Parent is the block before the first; the namespace's root at a prompt's start.
+	Parent BlockHash
+	// Hashes are consecutive blocks, each the parent of the next; never empty.
+	Hashes []BlockHash
+}
+
+// Removed says that the owner no longer holds these blocks.
+type Removed struct {
+	Group  uint16
+	Hashes []BlockHash
+}
+
+// Learned says what an engine made of a prompt text: its tokens and blocks. It
+// always describes the text from its start.
+type Learned struct {
+	Seed Seed
+	// Chunks are the hashes of the text's complete chunks, from the start.
+	Chunks []ChunkHash
+	// Bytes is the length of the whole canonical text, at least
+	// ChunkSize*len(Chunks) and less than one chunk more.
+	Bytes uint32
+	// Tokens is the length of the whole prompt in tokens.
+	Tokens uint32
+	// BlockSize is in tokens.
+	BlockSize uint32
+	// Blocks are the hashes of the prompt's complete blocks: Tokens/BlockSize of them.
+	Blocks []BlockHash
+}
+
+// Role is what a worker may be used for.
+type Role uint8
+
+// The roles. Aggregated workers do both legs; relays are never picked.
+const (
+	RoleAggregated Role = iota
+	RolePrefill
+	RoleDecode
+	RoleRelay
+)
+
+// String is the role's name in configs and headers.
+func (r Role) String() string {
+	names := [...]string{"aggregated", "prefill", "decode", "relay"}
+	if int(r) < len(names) {
+		return names[r]
+	}
+	return fmt.Sprintf("role(%d)", uint8(r))
+}
+
+// ParseRole reads what [Role.String] writes.
+func ParseRole(s string) (Role, error) {
+	for r := RoleAggregated; r <= RoleRelay; r++ {
+		if r.String() == s {
+			return r, nil
+		}
+	}
+	return 0, fmt.Errorf("role %q: want aggregated, prefill, decode or relay", s)
+}
+
+// Hello introduces a worker, and repeated as a heartbeat keeps it in the pool.
+type Hello struct {
+	// Address is the ip:port that the gateway sends requests to.
+	Address string
+	Role    Role
+	// Ready is false while the engine starts, drains or is down.
+	Ready bool
+	// Model is the base model: Namespace.Model of the worker's blocks.
+	Model string
+	// Served are the names a request may use: the model, its aliases.
+	Served []string
+	// Adapters are the LoRA adapters loaded now.
+	Adapters []string
+	// BlockSize is in tokens; KVBlocks is the device capacity in blocks.
+	BlockSize uint32
+	KVBlocks  uint32
+	// Deployment names the timing constants to start from (internal/timing);
+	// empty if unknown.
+	Deployment string
+	// LeaseMs is how long the worker counts as present without another record, ms.
+	LeaseMs uint32
+}
+
+// Load is what a worker has to do at one moment.
+type Load struct {
+	Running uint32
+	Waiting uint32
+	// QueuedTokens are uncached prompt tokens accepted and not yet prefilled.
+	QueuedTokens uint64
+	// ContextTokens is the sum of the context lengths of decoding sequences.
+	ContextTokens uint64
+	KVUsed        uint32 // blocks
+	KVTotal       uint32 // blocks
+	// Accepted are the bookings that reached the worker since its last report;
+	// they are in the figures above, so a picker stops counting them itself.
+	Accepted []string
+	// FirstToken are requests that produced their first token since the last report.
+	FirstToken []Sample
+	// Done are requests that ended since the last report.
+	Done []Sample
+}
+
+// Sample is one request as its agent saw it.
+type Sample struct {
+	// Booking is the picker's id of the request; empty for requests that came
+	// without a picker.
+	Booking string
+	// PromptTokens, CachedTokens and OutputTokens are the engine's own counts;
+	// CachedTokens is -1 where the engine does not say.
+	PromptTokens int32
+	CachedTokens int32
+	OutputTokens int32
+	// FirstTokenMs and TotalMs count from the request's arrival at the agent.
+	FirstTokenMs float64
+	TotalMs      float64
+	// Aborted: the client went away or the engine failed.
+	Aborted bool
+}
+
+// BookingState is where a booked request is.
+type BookingState uint8
+
+// The states of a booking.
+const (
+	BookingOpen BookingState = iota
+	BookingClosed
+)
+
+// Booking is a picker's announcement that it sent a request to a worker.
+type Booking struct {
+	ID       string
+	Replica  string
+	Cached   uint32 // tokens
+	Uncached uint32 // tokens
+	State    BookingState
+	// LeaseMs ends a booking whose picker died, ms.
+	LeaseMs uint32
+}

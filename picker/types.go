@@ -1,0 +1,149 @@
+package picker
+
+import (
+	"github.com/kvlane/kvlane/internal/timing"
+	"github.com/kvlane/kvlane/kvindex"
+)
+
+// Policy is the rule that chooses among candidates.
+type Policy string
+
+// The policies. PolicyKV is the product; the others are for comparison.
+const (
+	PolicyKV            Policy = "kv"
+	PolicyRoundRobin    Policy = "round-robin"
+	PolicyLeastRequests Policy = "least-requests"
+	PolicyRandom        Policy = "random"
+)
+
+// Request is what the pick needs to know of a request.
+type Request struct {
+	// ID breaks ties and names the booking; never empty.
+	ID string
+	// Model is the name that the request asks for; empty where the path has no
+	// model (GET /v1/models), which any ready endpoint may answer.
+	Model string
+	// ISL is the prompt's length in tokens, exact for token ids, else estimated.
+	ISL int
+	// OSL is the most output tokens the request allows; 0 if it does not say.
+	OSL int
+	// Matches are the blocks each worker holds of the prompt, from
+	// [kvindex.Index.Overlap]; workers without any may be left out.
+	Matches []kvindex.Match
+	// Subset limits the candidates to these ip:port addresses. HasSubset tells an
+	// empty subset (nothing is eligible) from none (all are).
+	Subset    []string
+	HasSubset bool
+	// Policy overrides the fleet's policy; empty for none.
+	Policy Policy
+	// Turn is a number that grows by one with each pick of the pool; round-robin
+	// uses it.
+	Turn uint64
+}
+
+// Endpoint is one candidate: a worker's rank as the pool knows it at one moment.
+type Endpoint struct {
+	Worker  kvindex.WorkerID
+	Rank    uint16
+	Address string // ip:port
+	Role    kvindex.Role
+	Ready   bool
+	Served  []string // model names
+	// Adapters are LoRA names loaded now; a request for one is also served by
+	// workers that must load it first only if they list it in Served.
+	Adapters  []string
+	BlockSize int // tokens
+	Timing    timing.Model
+	// KVBytesPerToken prices transfers of its KV.
+	KVBytesPerToken int
+
+	// QueueMs is the predicted time until a new request's prefill starts, ms.
+	QueueMs float64
+	// Requests are running and waiting there, bookings under way included.
+	Requests int
+	// ContextTokens are resident tokens of decoding sequences, and Decoding their number.
+	ContextTokens int
+	Decoding      int
+	// KVFree is the room for new blocks in tokens, evictable ones included; -1 unknown.
+	KVFree int
+}
+
+// Fleet is one immutable snapshot of the pool.
+type Fleet struct {
+	Endpoints []Endpoint // sorted by worker, then rank
+	Policy    Policy
+	// Alpha in [0.1, 0.25] prices the delay that a prefill imposes on the
+	// requests already on the worker.
+	Alpha float64
+	// ChunkTokens is the engines' prefill budget a step, tokens.
+	ChunkTokens int
+	Transfer    timing.Transfer
+	// Fallbacks is how many further addresses the plan names, at most.
+	Fallbacks int
+	// MaxRequests refuses with Overloaded once every candidate has that many; 0 = no limit.
+	MaxRequests int
+	// MaxQueueMs refuses with Overloaded once every candidate's queue is longer; 0 = no limit.
+	MaxQueueMs float64
+}
+
+// Target is a chosen endpoint.
+type Target struct {
+	Worker  kvindex.WorkerID
+	Rank    uint16
+	Address string
+}
+
+// Reason says in one word why a plan is as it is.
+type Reason string
+
+// Reasons of plans that have a target, then of refusals.
+const (
+	ReasonCached     Reason = "cached"      // least cost, and the worker holds a part of the prompt
+	ReasonLeastCost  Reason = "least-cost"  // least cost, nothing cached there
+	ReasonSpill      Reason = "spill"       // another worker holds more, but waiting for it costs more
+	ReasonRemote     Reason = "prefill"     // prefilled elsewhere, then handed over
+	ReasonPolicy     Reason = "policy"      // a comparison policy chose
+	ReasonNoEndpoint Reason = "no-endpoint" // 503: nothing ready serves it
+	ReasonSubset     Reason = "subset"      // 503: nothing ready inside the subset
+	ReasonNoModel    Reason = "no-model"    // 404: no worker of the pool serves the model
+	ReasonOverloaded Reason = "overloaded"  // 429: every candidate is over its limit
+)
+
+// Cost is one candidate of a plan, all terms in ms.
+type Cost struct {
+	Target  Target
+	Prefill *Target // nil: prefill on Target itself
+	Cached  int     // tokens that need no prefill
+	// The terms of design D1: time in the queue, loading from lower tiers, own
+	// prefill, KV transfer, adapter load, delay to the others there, and the first
+	// decode step.
+	Queue, Load, Compute, Transfer, Adapter, Delay, Decode float64
+	// Total is what is compared: the sum of the terms.
+	Total float64
+	// Excluded says why the candidate could not be chosen; empty if it could.
+	Excluded string
+}
+
+// TTFT is the predicted time to first token, ms: the terms that the request
+// itself waits for.
+func (c Cost) TTFT() float64 {
+	return c.Queue + c.Load + c.Compute + c.Transfer + c.Adapter + c.Decode
+}
+
+// Plan is the answer of a pick.
+type Plan struct {
+	Request   string // the request's ID, also the booking's
+	Decode    Target
+	Prefill   *Target
+	Fallbacks []Target
+	// ISL and Cached are tokens: the prompt's length and what of it needs no prefill.
+	ISL, Cached int
+	TTFTMs      float64 // predicted
+	Reason      Reason
+	Costs       []Cost // all candidates, the chosen one first
+	// RetryAfterMs is set with ReasonOverloaded: when capacity is predicted to return.
+	RetryAfterMs float64
+}
+
+// OK reports whether the plan has a target.
+func (p Plan) OK() bool { return p.Decode.Address != "" }
