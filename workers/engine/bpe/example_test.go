@@ -14,11 +14,16 @@ func Example() {
 	}
 	ids := t.EncodeSpecial("<|im_start|>user\nread the file<|im_end|>")
 	for _, id := range ids {
-		fmt.Printf("%q ", t.Text(id))
+		fmt.Printf("%5d %q\n", id, t.Text(id))
 	}
-	fmt.Println()
 	fmt.Printf("%q\n", t.Decode(ids))
 	// Output:
-	// "<|im_start|>" "user" "\n" "read" " the" " file" "<|im_end|>"
+	// 8190 "<|im_start|>"
+	//  3924 "user"
+	//    10 "\n"
+	//   671 "read"
+	//   261 " the"
+	//   518 " file"
+	//  8191 "<|im_end|>"
 	// "<|im_start|>user\nread the file<|im_end|>"
 }
