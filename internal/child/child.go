@@ -47,7 +47,7 @@ type Process struct {
 // [Process.Stop] or wait for [Process.Done].
 func Start(spec Spec) (*Process, error) {
 	p := &Process{name: spec.Name, done: make(chan struct{})}
-	cmd := exec.Command(spec.Path, spec.Args...)
+	cmd := exec.Command(spec.Path, spec.Args...) //nolint:noctx // Stop ends the whole group, a context only the child
 	cmd.Env = append(os.Environ(), spec.Env...)
 	cmd.Stdout, cmd.Stderr = spec.Output, spec.Output
 	cmd.WaitDelay = pipeDelay

@@ -32,7 +32,7 @@ func startGuard() (guard, error) {
 	if err != nil {
 		return guard{}, err
 	}
-	cmd := exec.Command(sh, "-c", guardScript, "kvlane-guard")
+	cmd := exec.Command(sh, "-c", guardScript, "kvlane-guard") //nolint:noctx // dismiss ends it
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	stdin, err := cmd.StdinPipe()
 	if err != nil {

@@ -1,0 +1,57 @@
+# Everything a contributor runs. Tools are pinned in scripts/tool.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-builtin-rules
+
+ONCE ?=
+ARGS ?=
+PKG ?= ./...
+FUZZ_TIME ?= 5s
+
+.PHONY: help
+help: ## Show this help
+	@grep -hE '^[a-z][a-z0-9-]*:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
+
+.PHONY: deps
+deps: ## Install the pinned tools into .tools (Envoy, Python client, linter)
+	@scripts/tool cc envoy pyclient golangci-lint
+
+.PHONY: build
+build: ## Build bin/kvlane
+	@go build -o bin/ ./cmd/kvlane
+
+.PHONY: up
+up: build ## Start Envoy, picker and simulated engines and send requests (ONCE=1: end after the demo; ARGS=...)
+	@scripts/tool envoy
+	@bin/kvlane up $(if $(ONCE),--once) $(ARGS)
+
+.PHONY: test
+test: build ## Unit and end-to-end tests with the race detector (PKG=./picker/...)
+	@scripts/tool cc envoy pyclient
+	@go test -race $(PKG)
+
+.PHONY: e2e
+e2e: build ## Only the end-to-end tests, through a real Envoy
+	@scripts/tool cc envoy pyclient
+	@go test -race -count=1 -v ./test/e2e/...
+
+.PHONY: check
+check: ## Format, vet, lint, generated files, import rules, a few seconds of each fuzz test
+	@scripts/tool golangci-lint
+	@scripts/check
+
+.PHONY: bench-replay
+bench-replay: build ## Replay both traces under each policy, write out/bench/replay.json
+	@scripts/tool envoy
+	@bin/kvlane bench replay $(ARGS)
+
+.PHONY: gen
+gen: ## Regenerate files made by tools
+	@scripts/gen
+
+.PHONY: clean
+clean: ## Remove what was built and written here (the tool cache stays)
+	@rm -rf bin out .tools
