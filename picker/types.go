@@ -1,6 +1,8 @@
 package picker
 
 import (
+	"fmt"
+
 	"github.com/kvlane/kvlane/internal/timing"
 	"github.com/kvlane/kvlane/kvindex"
 )
@@ -15,6 +17,16 @@ const (
 	PolicyLeastRequests Policy = "least-requests"
 	PolicyRandom        Policy = "random"
 )
+
+// ParsePolicy reads a policy's name.
+func ParsePolicy(s string) (Policy, error) {
+	switch p := Policy(s); p {
+	case PolicyKV, PolicyRoundRobin, PolicyLeastRequests, PolicyRandom:
+		return p, nil
+	default:
+		return "", fmt.Errorf("policy %q: want %s, %s, %s or %s", s, PolicyKV, PolicyRoundRobin, PolicyLeastRequests, PolicyRandom)
+	}
+}
 
 // Request is what the pick needs to know of a request.
 type Request struct {
@@ -78,11 +90,14 @@ type Fleet struct {
 	// ChunkTokens is the engines' prefill budget a step, tokens.
 	ChunkTokens int
 	Transfer    timing.Transfer
+	// AdapterMs is the time a worker needs to load a LoRA adapter.
+	AdapterMs float64
 	// Fallbacks is how many further addresses the plan names, at most.
 	Fallbacks int
-	// MaxRequests refuses with Overloaded once every candidate has that many; 0 = no limit.
+	// MaxRequests rules out endpoints that have that many requests; 0 = no limit.
+	// A request that every candidate is ruled out for is refused as Overloaded.
 	MaxRequests int
-	// MaxQueueMs refuses with Overloaded once every candidate's queue is longer; 0 = no limit.
+	// MaxQueueMs rules out endpoints whose queue is longer, likewise; 0 = no limit.
 	MaxQueueMs float64
 }
 

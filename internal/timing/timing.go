@@ -54,8 +54,20 @@ func (m Model) PrefillMs(u, c, chunk int) float64 {
 	if u <= 0 {
 		return 0
 	}
-	steps := (u + chunk - 1) / chunk
-	return float64(steps)*m.Prefill.A + m.ChunkMs(u, c)
+	return float64(Steps(u, chunk))*m.Prefill.A + m.ChunkMs(u, c)
+}
+
+// Steps is the number of steps that u uncached tokens take in chunks of at most
+// chunk tokens; chunk < 1 means that a step has no such limit.
+func Steps(u, chunk int) int {
+	switch {
+	case u <= 0:
+		return 0
+	case chunk < 1:
+		return 1
+	default:
+		return (u-1)/chunk + 1
+	}
 }
 
 // DecodeMs is one decode step of b sequences with k resident tokens in all. 0
@@ -90,10 +102,14 @@ type Transfer struct {
 	BytesPerSecond float64 `json:"bytes_per_second"`
 }
 
-// Ms is the time to move tokens of KV between two workers; 0 for none.
+// Ms is the time to move tokens of KV between two workers; 0 for none. A link
+// without a bandwidth (BytesPerSecond <= 0) costs its set-up only.
 func (t Transfer) Ms(tokens, bytesPerToken int) float64 {
 	if tokens <= 0 {
 		return 0
+	}
+	if t.BytesPerSecond <= 0 {
+		return t.SetupMs
 	}
 	return t.SetupMs + 1000*float64(tokens)*float64(bytesPerToken)/t.BytesPerSecond
 }

@@ -45,3 +45,16 @@ func TestPublishedPoint(t *testing.T) {
 		t.Errorf("Transfer.Ms = %.2f, want 54.7", got)
 	}
 }
+
+func TestSteps(t *testing.T) {
+	for _, tc := range []struct{ u, chunk, want int }{
+		{0, 8192, 0}, {-1, 8192, 0}, {1, 8192, 1}, {8192, 8192, 1}, {8193, 8192, 2}, {100000, 0, 1},
+	} {
+		if got := Steps(tc.u, tc.chunk); got != tc.want {
+			t.Errorf("Steps(%d, %d) = %d, want %d", tc.u, tc.chunk, got, tc.want)
+		}
+	}
+	if got := (Transfer{SetupMs: 2}).Ms(10, 10); got != 2 {
+		t.Errorf("Transfer.Ms without a bandwidth = %v, want the set-up", got)
+	}
+}

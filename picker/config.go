@@ -1,0 +1,106 @@
+package picker
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/kvlane/kvlane/internal/timing"
+)
+
+// Config is what an operator may set of the picker.
+type Config struct {
+	// Policy chooses among candidates where a request does not name another.
+	Policy Policy `yaml:"policy"`
+	// Alpha prices the delay that a prefill imposes on each request already on the
+	// worker, as a part of the prefill's time; 0 to 1. Simulated fleets were best
+	// between 0.1 and 0.25; 0.5 starves long prompts under overload.
+	Alpha float64 `yaml:"alpha"`
+	// ChunkTokens is the engines' token budget a step (vLLM: max_num_batched_tokens);
+	// 1 to 1,048,576.
+	ChunkTokens int `yaml:"chunkTokens"`
+	// Fallbacks is how many addresses beside the target a plan names, at most; 0 to 16.
+	Fallbacks int `yaml:"fallbacks"`
+	// MaxRequests is the most requests a worker may have to be picked; 0 = no limit.
+	MaxRequests int `yaml:"maxRequests"`
+	// MaxQueueMs is the longest queue a worker may have to be picked, ms; 0 = no limit.
+	MaxQueueMs float64 `yaml:"maxQueueMs"`
+	// AdapterMs is what loading a LoRA adapter costs, ms. An assumption: reading
+	// some hundred megabytes and copying them to the GPU.
+	AdapterMs float64 `yaml:"adapterMs"`
+	// TimeScale divides every time constant: engines run that many times faster
+	// than their deployment says (simulated ones under replay); at least 1.
+	TimeScale float64 `yaml:"timeScale"`
+	// DefaultDeployment names the timing constants of workers that do not say, or
+	// name one that is not known.
+	DefaultDeployment string `yaml:"defaultDeployment"`
+	// DefaultLease is how long a worker that sends no LeaseMs counts as present
+	// without another record; at least 1ms.
+	DefaultLease time.Duration `yaml:"defaultLease"`
+	// LeaseGrace is how long a worker whose lease ran out stays known, not ready,
+	// so that its models are unavailable (503) and not unknown (404).
+	LeaseGrace time.Duration `yaml:"leaseGrace"`
+	// BookingLease ends a booking that nobody closed; longer than the longest
+	// answer, at least 1s.
+	BookingLease time.Duration `yaml:"bookingLease"`
+}
+
+// DefaultConfig is the configuration where nothing else is said.
+func DefaultConfig() Config {
+	return Config{
+		Policy:            PolicyKV,
+		Alpha:             0.2,
+		ChunkTokens:       8192,
+		Fallbacks:         2,
+		AdapterMs:         500,
+		TimeScale:         1,
+		DefaultDeployment: timing.DefaultDeployment,
+		DefaultLease:      5 * time.Second,
+		LeaseGrace:        5 * time.Minute,
+		BookingLease:      10 * time.Minute,
+	}
+}
+
+// Validate lists every fault, each with the key's name.
+func (c Config) Validate() error {
+	var faults []error
+	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf(format, args...)) }
+	if _, err := ParsePolicy(string(c.Policy)); err != nil {
+		fault("policy: %w", err)
+	}
+	if !(c.Alpha >= 0 && c.Alpha <= 1) {
+		fault("alpha: %v is not within 0 to 1", c.Alpha)
+	}
+	if c.ChunkTokens < 1 || c.ChunkTokens > 1<<20 {
+		fault("chunkTokens: %d is not within 1 to %d", c.ChunkTokens, 1<<20)
+	}
+	if c.Fallbacks < 0 || c.Fallbacks > 16 {
+		fault("fallbacks: %d is not within 0 to 16", c.Fallbacks)
+	}
+	if c.MaxRequests < 0 {
+		fault("maxRequests: %d is negative", c.MaxRequests)
+	}
+	if !(c.MaxQueueMs >= 0) {
+		fault("maxQueueMs: %v is not 0 or more", c.MaxQueueMs)
+	}
+	if !(c.AdapterMs >= 0) || math.IsInf(c.AdapterMs, 1) {
+		fault("adapterMs: %v is not 0 or more", c.AdapterMs)
+	}
+	if !(c.TimeScale >= 1) || math.IsInf(c.TimeScale, 1) {
+		fault("timeScale: %v is not 1 or more", c.TimeScale)
+	}
+	if _, err := timing.Known().Find(c.DefaultDeployment); err != nil {
+		fault("defaultDeployment: %w", err)
+	}
+	if c.DefaultLease < time.Millisecond {
+		fault("defaultLease: %v is less than 1ms", c.DefaultLease)
+	}
+	if c.LeaseGrace < 0 {
+		fault("leaseGrace: %v is negative", c.LeaseGrace)
+	}
+	if c.BookingLease < time.Second {
+		fault("bookingLease: %v is less than 1s", c.BookingLease)
+	}
+	return errors.Join(faults...)
+}
