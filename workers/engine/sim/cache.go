@@ -1,0 +1,90 @@
+package sim
+
+// hittable is how many leading blocks of s a lookup may give: full ones, and at
+// least one token is always computed, for its output.
+func (c *Core) hittable(s *sequence) int {
+	if !c.PrefixCaching {
+		return 0
+	}
+	return (s.length() - 1) / c.BlockSize
+}
+
+// lookup is the cached blocks that s can start with.
+func (c *Core) lookup(s *sequence) []int32 {
+	n := c.hittable(s)
+	s.identify(n, c.BlockSize)
+	var hits []int32
+	for _, id := range s.ids[:n] {
+		i, ok := c.pool.hit(id)
+		if !ok {
+			break
+		}
+		hits = append(hits, i)
+	}
+	return hits
+}
+
+// cachedTokens is how many tokens of s are cached now.
+func (c *Core) cachedTokens(s *sequence) int {
+	return len(c.lookup(s)) * c.BlockSize
+}
+
+// reserve gives s the blocks for its first tokens: hits, if it has none yet,
+// and free ones. Without enough of them it changes nothing and reports false.
+func (c *Core) reserve(s *sequence, hits []int32, tokens int) bool {
+	need := blocksFor(tokens, c.BlockSize) - len(s.blocks) - len(hits)
+	room := c.pool.free
+	for _, i := range hits {
+		if c.pool.blocks[i].ref == 0 {
+			room--
+		}
+	}
+	if need > room {
+		return false
+	}
+	for _, i := range hits {
+		c.pool.use(i)
+	}
+	s.blocks = append(s.blocks, hits...)
+	for range need {
+		s.blocks = append(s.blocks, c.pool.take())
+	}
+	return true
+}
+
+// store caches the blocks of s that its first tokens fill, with one event for
+// each run of blocks that were not cached.
+func (c *Core) store(s *sequence, tokens int) {
+	full := tokens / c.BlockSize
+	if !c.PrefixCaching || s.unrooted || full <= s.stored {
+		return
+	}
+	s.identify(full, c.BlockSize)
+	from := -1 // first block of the run that is open
+	for i := s.stored; i < full; i++ {
+		switch fresh := c.pool.store(s.blocks[i], s.ids[i]); {
+		case fresh && from < 0:
+			from = i
+		case !fresh && from >= 0:
+			c.storedEvent(s, from, i)
+			from = -1
+		}
+	}
+	if from >= 0 {
+		c.storedEvent(s, from, full)
+	}
+	s.stored = full
+}
+
+// storedEvent reports blocks from to to of s.
+func (c *Core) storedEvent(s *sequence, from, to int) {
+	e := Event{
+		Kind: Stored, LoRA: s.LoRA, Salt: s.Salt,
+		Blocks: append([]BlockID(nil), s.ids[from:to]...),
+		Tokens: s.appendTokens(make([]uint32, 0, (to-from)*c.BlockSize), from*c.BlockSize, to*c.BlockSize),
+	}
+	if from > 0 {
+		e.Parent, e.HasParent = s.ids[from-1], true
+	}
+	c.pool.events = append(c.pool.events, e)
+}

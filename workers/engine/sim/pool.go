@@ -1,0 +1,156 @@
+package sim
+
+// none ends the lists of a pool; block 0 is never used, it is the head of the
+// free queue.
+const none = 0
+
+// block is one physical block.
+type block struct {
+	// ref is how many sequences use it. At 0 it is in the free queue.
+	ref int32
+	// prev and next are its place in the free queue.
+	prev, next int32
+	// twin is the next block with the same content, none for the last.
+	twin int32
+	// id is its content, if cached: the block is full and can be hit.
+	cached bool
+	id     BlockID
+}
+
+// pool is the paged KV cache. Unused blocks wait in one queue, least recently
+// used first, and keep their content until they are taken: cached and free are
+// not opposites.
+//
+// Several blocks can have the same content, for sequences that computed it
+// without knowing of each other. All of them keep it; the content is stored
+// with the first and removed with the last.
+type pool struct {
+	blocks []block
+	free   int
+	// byID is the first block of each content.
+	byID map[BlockID]int32
+	// events happened and were not returned yet.
+	events []Event
+}
+
+func newPool(n int) *pool {
+	p := &pool{blocks: make([]block, n+1), byID: make(map[BlockID]int32)}
+	for i := range p.blocks {
+		p.blocks[i].prev, p.blocks[i].next = int32(i)-1, int32(i)+1
+	}
+	p.blocks[0].prev, p.blocks[n].next = int32(n), 0
+	p.free = n
+	return p
+}
+
+func (p *pool) size() int { return len(p.blocks) - 1 }
+
+// unlink takes block i out of the free queue.
+func (p *pool) unlink(i int32) {
+	b := &p.blocks[i]
+	p.blocks[b.prev].next, p.blocks[b.next].prev = b.next, b.prev
+	p.free--
+}
+
+// hit is a block with that content.
+func (p *pool) hit(id BlockID) (int32, bool) {
+	i, ok := p.byID[id]
+	return i, ok
+}
+
+// use adds a user to a block that was hit.
+func (p *pool) use(i int32) {
+	if p.blocks[i].ref == 0 {
+		p.unlink(i)
+	}
+	p.blocks[i].ref++
+}
+
+// take gives the least recently used unused block to one user; what it held is
+// gone. There must be one.
+func (p *pool) take() int32 {
+	i := p.blocks[0].next
+	p.unlink(i)
+	p.forget(i)
+	p.blocks[i].ref = 1
+	return i
+}
+
+// release takes one user from each block, the last block first, so that tails
+// are evicted before what they continue.
+func (p *pool) release(blocks []int32) {
+	for j := len(blocks) - 1; j >= 0; j-- {
+		i := blocks[j]
+		b := &p.blocks[i]
+		if b.ref--; b.ref > 0 {
+			continue
+		}
+		last := p.blocks[0].prev
+		b.prev, b.next = last, 0
+		p.blocks[last].next, p.blocks[0].prev = i, i
+		p.free++
+	}
+}
+
+// store says that block i is full with that content and reports whether no
+// other block has it.
+func (p *pool) store(i int32, id BlockID) bool {
+	b := &p.blocks[i]
+	first, twin := p.byID[id]
+	b.cached, b.id = true, id
+	if twin {
+		b.twin, p.blocks[first].twin = p.blocks[first].twin, i
+		return false
+	}
+	b.twin = none
+	p.byID[id] = i
+	return true
+}
+
+// forget drops the content of block i, if it has any.
+func (p *pool) forget(i int32) {
+	b := &p.blocks[i]
+	if !b.cached {
+		return
+	}
+	b.cached = false
+	first := p.byID[b.id]
+	switch {
+	case first != i:
+		before := first
+		for p.blocks[before].twin != i {
+			before = p.blocks[before].twin
+		}
+		p.blocks[before].twin = b.twin
+	case b.twin != none:
+		p.byID[b.id] = b.twin
+	default:
+		delete(p.byID, b.id)
+		p.removed(b.id)
+	}
+}
+
+// removed appends an event, one for blocks removed in a row.
+func (p *pool) removed(id BlockID) {
+	if n := len(p.events); n > 0 && p.events[n-1].Kind == Removed {
+		p.events[n-1].Blocks = append(p.events[n-1].Blocks, id)
+		return
+	}
+	p.events = append(p.events, Event{Kind: Removed, Blocks: []BlockID{id}})
+}
+
+// clear drops the content of all blocks, used or not.
+func (p *pool) clear() {
+	for i := range p.blocks {
+		p.blocks[i].cached = false
+	}
+	clear(p.byID)
+	p.events = append(p.events, Event{Kind: Cleared})
+}
+
+// takeEvents returns the events not returned yet, in order.
+func (p *pool) takeEvents() []Event {
+	events := p.events
+	p.events = nil
+	return events
+}
