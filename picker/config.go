@@ -24,7 +24,8 @@ type Config struct {
 	Fallbacks int `yaml:"fallbacks"`
 	// MaxRequests is the most requests a worker may have to be picked; 0 = no limit.
 	MaxRequests int `yaml:"maxRequests"`
-	// MaxQueueMs is the longest queue a worker may have to be picked, ms; 0 = no limit.
+	// MaxQueueMs is the longest queue a worker may have to be picked, in ms of its
+	// deployment (TimeScale divides it too); 0 = no limit.
 	MaxQueueMs float64 `yaml:"maxQueueMs"`
 	// AdapterMs is what loading a LoRA adapter costs, ms. An assumption: reading
 	// some hundred megabytes and copying them to the GPU.
@@ -67,7 +68,7 @@ func (c Config) Validate() error {
 	var faults []error
 	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf(format, args...)) }
 	if _, err := ParsePolicy(string(c.Policy)); err != nil {
-		fault("policy: %w", err)
+		fault("%w", err) // names the key itself
 	}
 	if !(c.Alpha >= 0 && c.Alpha <= 1) {
 		fault("alpha: %v is not within 0 to 1", c.Alpha)

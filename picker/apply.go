@@ -1,0 +1,167 @@
+package picker
+
+import (
+	"slices"
+	"time"
+
+	"github.com/kvlane/kvlane/internal/timing"
+	"github.com/kvlane/kvlane/kvindex"
+)
+
+// Apply takes over a record of the log: Hello, Load and Bye of a worker's device
+// memory; any other record of a worker only shows that it is alive. Records of
+// an older term or epoch than the newest seen are counted and ignored. A newer
+// epoch forgets the load and the bookings of the life before. The record is not
+// kept.
+func (p *Pool) Apply(r *kvindex.Record, now time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	w := p.worker(r.Owner.Worker, r.Owner.Rank)
+	if r.Owner.Tier != kvindex.Device {
+		if w != nil {
+			w.heard = now // other tiers have epochs and terms of their own
+		}
+		return
+	}
+	if w == nil {
+		if r.Kind != kvindex.KindHello || r.Hello == nil {
+			return // its next heartbeat introduces it
+		}
+		w = p.insert(r.Owner)
+	}
+	if r.Term < w.term || r.Epoch < w.epoch {
+		p.counts.fenced++
+		return
+	}
+	if r.Epoch > w.epoch {
+		p.liftFrom(w, now)
+		w.forget()
+	}
+	w.epoch, w.term, w.heard = r.Epoch, r.Term, now
+	switch {
+	case r.Kind == kvindex.KindHello && r.Hello != nil:
+		p.hello(w, r.Hello)
+	case r.Kind == kvindex.KindLoad && r.Load != nil:
+		p.load(w, r.Load, now)
+	case r.Kind == kvindex.KindBye:
+		i, _ := p.find(w.id, w.rank)
+		p.remove(i, now)
+	}
+}
+
+func (p *Pool) insert(o kvindex.Owner) *worker {
+	w := &worker{id: o.Worker, rank: o.Rank, chunk: p.config.ChunkTokens}
+	i, _ := p.find(o.Worker, o.Rank)
+	p.workers = slices.Insert(p.workers, i, w)
+	return w
+}
+
+func (p *Pool) remove(i int, now time.Time) {
+	p.liftFrom(p.workers[i], now)
+	p.workers = slices.Delete(p.workers, i, i+1)
+}
+
+// liftFrom takes all legs off w. Their bookings stay until they are closed.
+func (p *Pool) liftFrom(w *worker, now time.Time) {
+	if w.open == 0 {
+		return
+	}
+	for _, b := range p.bookings {
+		if l := b.at(w); l != nil {
+			l.lift(now)
+		}
+	}
+}
+
+func (p *Pool) hello(w *worker, h *kvindex.Hello) {
+	d := p.deployment(h.Deployment)
+	w.deployed, w.kvBytes = d.Name, d.KVBytesPerToken
+	w.timing = d.Timing().Scaled(1 / p.config.TimeScale)
+	w.hello = *h
+	w.hello.Served, w.hello.Adapters = slices.Clone(h.Served), slices.Clone(h.Adapters)
+	w.lease = p.config.DefaultLease
+	if h.LeaseMs > 0 {
+		w.lease = time.Duration(h.LeaseMs) * time.Millisecond
+	}
+}
+
+// deployment is the one of that name, else the default one, else the first.
+func (p *Pool) deployment(name string) timing.Deployment {
+	for _, n := range []string{name, p.config.DefaultDeployment} {
+		if d, err := p.table.Find(n); err == nil {
+			return d
+		}
+	}
+	if len(p.table.Deployments) > 0 {
+		return p.table.Deployments[0]
+	}
+	return timing.Deployment{}
+}
+
+// load applies a report: first what it says of bookings, then its figures, which
+// include exactly the accepted ones.
+func (p *Pool) load(w *worker, l *kvindex.Load, now time.Time) {
+	since := w.queue.reported
+	for _, id := range l.Accepted {
+		p.accept(w, id, now)
+	}
+	for i := range l.FirstToken {
+		p.firstToken(w, l.FirstToken[i].Booking, since, now)
+	}
+	for i := range l.Done {
+		p.done(w, l.Done[i].Booking, now)
+	}
+	w.report(l, now)
+}
+
+// accept marks the booking's leg on w as included in the worker's figures. A
+// booking that is not there as far as we know has reached w by a fallback or a
+// retry: it moves.
+func (p *Pool) accept(w *worker, id string, now time.Time) (*booking, *leg) {
+	b := p.bookings[id]
+	if b == nil || b.ended {
+		return nil, nil
+	}
+	l := b.at(w)
+	if l == nil {
+		l = &b.decode
+		if w.hello.Role == kvindex.RolePrefill {
+			l = &b.prefill
+		}
+		l.move(w, b.isl, now)
+	}
+	if !l.accepted {
+		l.accepted = true
+		w.accepted++
+	}
+	return b, l
+}
+
+// firstToken takes a leg out of the queue, its prompt has been prefilled. The
+// first token of the answer also ends a prefill leg elsewhere.
+func (p *Pool) firstToken(w *worker, id string, since, now time.Time) {
+	b, l := p.accept(w, id, now)
+	if b == nil {
+		return
+	}
+	w.queue.finish(l, w.rates(), since, now)
+	if l == &b.decode {
+		b.prefill.lift(now)
+	}
+}
+
+// done ends a leg. The end of the answer ends the booking; it stays known for a
+// while, for its close.
+func (p *Pool) done(w *worker, id string, now time.Time) {
+	b := p.bookings[id]
+	if b == nil || b.ended {
+		return
+	}
+	switch b.at(w) {
+	case &b.prefill:
+		b.prefill.lift(now)
+	case &b.decode:
+		b.lift(now)
+		b.ended, b.until = true, now.Add(endedGrace)
+	}
+}

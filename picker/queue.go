@@ -1,0 +1,144 @@
+package picker
+
+import (
+	"time"
+
+	"github.com/kvlane/kvlane/internal/timing"
+)
+
+// queue predicts how long a worker prefills what it has been given: our own
+// bookings there that have not produced their first token, and the tokens that
+// the worker's reports show beyond those.
+//
+// It is one server that works off its backlog in booking order from start on,
+// whatever it reports: the prediction moves with the clock alone. A first token
+// confirms or corrects it. The tail of a backlog that should be gone but is not
+// confirmed so counts as a floor of its price.
+type queue struct {
+	legs []*leg // in booking order, each with uncached > 0
+	// tokens is the sum of uncached over legs, area the sum of
+	// uncached*(2*cached+uncached): integers, so that they return to 0 exactly.
+	tokens, area int
+	// start is when the worker began with legs[0], as far as known.
+	start time.Time
+	// others are uncached tokens of requests that are not ours, at reported.
+	others   int
+	reported time.Time
+}
+
+// floorShare is the part of its predicted time that unconfirmed work counts
+// for at least: a report is late by up to its interval, and the fit of the
+// constants is off by some 5 % on average.
+const floorShare = 0.05
+
+// rates are the prices on a worker at one moment.
+type rates struct {
+	prefill timing.Prefill
+	chunk   int // tokens a step
+	// decodeMs is the decode step that each prefill step carries along; 0 if
+	// nothing decodes.
+	decodeMs float64
+}
+
+// ms is the time to prefill tokens with that area. They share steps: an engine
+// fills a step from several prompts, so a step's constant is paid once a chunk.
+func (r rates) ms(tokens, area int) float64 {
+	return float64(timing.Steps(tokens, r.chunk))*(r.prefill.A+r.decodeMs) +
+		r.prefill.B*float64(tokens) + r.prefill.G*float64(area)/2
+}
+
+// ms is the predicted time until a request that arrives now would start: the
+// rest of the running step (half a decode step on average), our backlog, and
+// that of the others, of which the worker does what time our own leaves.
+func (q *queue) ms(r rates, now time.Time) float64 {
+	ours, others := r.ms(q.tokens, q.area), r.ms(q.others, 0)
+	spare := msBetween(q.reported, now)
+	spent := 0.0
+	if len(q.legs) > 0 {
+		spent = msBetween(q.start, now)
+		spare = max(0, min(spare, spent-ours))
+	}
+	return r.decodeMs/2 + max(ours-spent, floorShare*ours) + max(others-spare, floorShare*others)
+}
+
+// push appends a leg that was booked now.
+func (q *queue) push(l *leg, now time.Time) {
+	if len(q.legs) == 0 {
+		q.start = now
+	}
+	q.legs = append(q.legs, l)
+	q.tokens += l.uncached
+	q.area += l.area()
+}
+
+// drop removes a leg that will not be heard of again: closed, moved or lost. The
+// time that the worker is predicted to have spent on it is spent; the rest of
+// its work is gone.
+func (q *queue) drop(l *leg, r rates, now time.Time) {
+	before, own, ok := q.cut(l, r)
+	if ok {
+		q.start = q.start.Add(duration(min(max(0, msBetween(q.start, now)-before), own)))
+	}
+}
+
+// finish removes a leg whose first token was reported now, and not yet at the
+// report before, at since. What comes after it began when it was predicted to
+// end, if that lies between the two.
+func (q *queue) finish(l *leg, r rates, since, now time.Time) {
+	_, own, ok := q.cut(l, r)
+	if !ok {
+		return
+	}
+	q.start = q.start.Add(duration(own))
+	if q.start.Before(since) {
+		q.start = since
+	}
+	if q.start.After(now) {
+		q.start = now
+	}
+}
+
+// cut takes a leg out and returns the price of what was before it and its own;
+// false if it is not there.
+func (q *queue) cut(l *leg, r rates) (before, own float64, ok bool) {
+	tokens, area := 0, 0
+	for i, at := range q.legs {
+		if at != l {
+			tokens, area = tokens+at.uncached, area+at.area()
+			continue
+		}
+		before = r.ms(tokens, area)
+		own = r.ms(tokens+l.uncached, area+l.area()) - before
+		q.tokens, q.area = q.tokens-l.uncached, q.area-l.area()
+		copy(q.legs[i:], q.legs[i+1:])
+		q.legs[len(q.legs)-1] = nil
+		q.legs = q.legs[:len(q.legs)-1]
+		return before, own, true
+	}
+	return 0, 0, false
+}
+
+// report takes over the worker's count of uncached tokens accepted and not yet
+// prefilled. What exceeds the accepted ones of ours belongs to other replicas
+// and direct clients. If it is less than ours, the difference has been
+// prefilled, or needed no prefill: the backlog is at least that far.
+func (q *queue) report(tokens int, r rates, now time.Time) {
+	accepted := 0
+	for _, l := range q.legs {
+		if l.accepted {
+			accepted += l.uncached
+		}
+	}
+	q.others, q.reported = max(0, tokens-accepted), now
+	if done := accepted - tokens; done > 0 {
+		if at := now.Add(-duration(r.prefill.B * float64(done))); at.Before(q.start) {
+			q.start = at
+		}
+	}
+}
+
+func msBetween(from, to time.Time) float64 {
+	return max(0, float64(to.Sub(from))/float64(time.Millisecond))
+}
+
+func duration(ms float64) time.Duration { return time.Duration(ms * float64(time.Millisecond)) }

@@ -1,0 +1,65 @@
+package picker
+
+import (
+	"time"
+
+	"github.com/kvlane/kvlane/kvindex"
+)
+
+// PoolStats are the pool's gauges and totals.
+type PoolStats struct {
+	Workers, Ready int
+	// Bookings are those under way; ones whose end a worker has reported and that
+	// only wait for their close are not counted.
+	Bookings  int
+	PerWorker []WorkerStats // sorted by worker, then rank
+
+	// Totals since the start: picks with and without a target, bookings that
+	// nobody closed within their lease, closes of names that were not booked,
+	// bookings whose name was booked again, records of an older term or epoch.
+	Picked, Refused, Expired, UnknownCloses, Replaced, Fenced uint64
+}
+
+// WorkerStats are the gauges of one worker's rank.
+type WorkerStats struct {
+	Worker  kvindex.WorkerID
+	Rank    uint16
+	Address string
+	Role    kvindex.Role
+	Ready   bool
+	// Deployment names the timing constants in use.
+	Deployment string
+	// Requests are all that are known there, Bookings the legs of our own ones
+	// among them.
+	Requests, Bookings int
+	QueueMs            float64 // predicted
+	QueuedTokens       int     // uncached tokens of our bookings without a first token
+}
+
+// Stats are the figures at one moment.
+func (p *Pool) Stats(now time.Time) PoolStats {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.sweep(now)
+	s := PoolStats{
+		Workers: len(p.workers), PerWorker: make([]WorkerStats, 0, len(p.workers)),
+		Picked: p.counts.picked, Refused: p.counts.refused, Expired: p.counts.expired,
+		UnknownCloses: p.counts.unknownCloses, Replaced: p.counts.replaced, Fenced: p.counts.fenced,
+	}
+	for _, b := range p.bookings {
+		if !b.ended {
+			s.Bookings++
+		}
+	}
+	for _, w := range p.workers {
+		e := w.endpoint(now)
+		if e.Ready {
+			s.Ready++
+		}
+		s.PerWorker = append(s.PerWorker, WorkerStats{
+			Worker: w.id, Rank: w.rank, Address: e.Address, Role: e.Role, Ready: e.Ready, Deployment: w.deployed,
+			Requests: e.Requests, Bookings: w.open, QueueMs: e.QueueMs, QueuedTokens: w.queue.tokens,
+		})
+	}
+	return s
+}

@@ -1,0 +1,108 @@
+package picker
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"github.com/kvlane/kvlane/internal/timing"
+	"github.com/kvlane/kvlane/kvindex"
+)
+
+// worker is one rank of a worker as the pool knows it.
+//
+// How requests are counted: open is the number of our legs there, accepted how
+// many of those the worker's figures include. At each report
+//
+//	others = max(0, running + waiting - accepted)
+//
+// are the requests that are there without a leg of ours, and at any moment the
+// worker has others + open requests. So a leg counts once: before the report
+// that accepts it in open only, after it in open and out of others. A request
+// that we closed and that the worker still runs becomes one of the others at the
+// next report, and leaves with the report that no longer has it.
+type worker struct {
+	id          kvindex.WorkerID
+	rank        uint16
+	epoch, term uint64
+
+	hello    kvindex.Hello
+	timing   timing.Model // divided by the time scale
+	kvBytes  int          // per token
+	deployed string       // the deployment that timing is of
+	chunk    int          // tokens a step
+
+	heard time.Time // the last record
+	lease time.Duration
+
+	load     kvindex.Load // figures only
+	others   int
+	open     int
+	accepted int
+	queue    queue
+}
+
+func (w *worker) compare(id kvindex.WorkerID, rank uint16) int {
+	return cmp.Or(cmp.Compare(w.id, id), cmp.Compare(w.rank, rank))
+}
+
+func (w *worker) ready(now time.Time) bool { return w.hello.Ready && now.Sub(w.heard) <= w.lease }
+
+// decoding is the number of decoding sequences. Reports count those that
+// prefill as running too; without resident context none decodes.
+func (w *worker) decoding() int {
+	if w.load.ContextTokens == 0 {
+		return 0
+	}
+	return int(w.load.Running)
+}
+
+func (w *worker) rates() rates {
+	return rates{
+		prefill: w.timing.Prefill, chunk: w.chunk,
+		decodeMs: w.timing.DecodeMs(w.decoding(), int(w.load.ContextTokens)),
+	}
+}
+
+// forget empties the worker at the start of a new life. The caller has lifted
+// the legs.
+func (w *worker) forget() {
+	w.load, w.others, w.queue = kvindex.Load{}, 0, queue{}
+}
+
+// report takes over the figures of a load report. The caller has marked what it
+// accepts and ends.
+func (w *worker) report(l *kvindex.Load, now time.Time) {
+	w.load = *l
+	w.load.Accepted, w.load.FirstToken, w.load.Done = nil, nil, nil
+	w.others = max(0, int(l.Running)+int(l.Waiting)-w.accepted)
+	w.queue.report(int(l.QueuedTokens), w.rates(), now)
+}
+
+func (w *worker) endpoint(now time.Time) Endpoint {
+	e := Endpoint{
+		Worker: w.id, Rank: w.rank, Address: w.hello.Address, Role: w.hello.Role, Ready: w.ready(now),
+		Served: w.hello.Served, Adapters: w.hello.Adapters, BlockSize: int(w.hello.BlockSize),
+		Timing: w.timing, KVBytesPerToken: w.kvBytes,
+		QueueMs: w.queue.ms(w.rates(), now), Requests: w.others + w.open,
+		ContextTokens: int(w.load.ContextTokens), Decoding: w.decoding(), KVFree: -1,
+	}
+	if w.load.KVTotal > 0 {
+		e.KVFree = (int(w.load.KVTotal) - int(w.load.KVUsed)) * e.BlockSize
+	}
+	return e
+}
+
+// find is the place of a worker's rank in the pool's sorted list, and whether it
+// is there.
+func (p *Pool) find(id kvindex.WorkerID, rank uint16) (int, bool) {
+	return slices.BinarySearchFunc(p.workers, rank, func(w *worker, rank uint16) int { return w.compare(id, rank) })
+}
+
+// worker is the rank of that name; nil if there is none.
+func (p *Pool) worker(id kvindex.WorkerID, rank uint16) *worker {
+	if i, ok := p.find(id, rank); ok {
+		return p.workers[i]
+	}
+	return nil
+}
