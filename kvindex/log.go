@@ -11,8 +11,9 @@ import (
 var ErrFenced = errors.New("a newer term or epoch of this owner has written")
 
 // GapError reports that records of an owner were lost. The writer answers it
-// with a snapshot (a Cleared and everything the owner holds); a reader waits
-// for that.
+// with a snapshot: a Cleared, then everything the owner holds, numbered on. The
+// Cleared's Seq must be at least Want and above every Seq that this writer has
+// used in the epoch. A reader waits for that.
 type GapError struct {
 	Owner     Owner
 	Want, Got uint64

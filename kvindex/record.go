@@ -75,7 +75,9 @@ type Record struct {
 	// older term than the newest seen for the owner is refused ([ErrFenced]).
 	Term uint64
 	// Seq counts the owner's sequenced records within an epoch from 1. A Cleared
-	// may jump ahead: nothing before it matters any more.
+	// may jump ahead: nothing before it matters any more. In a snapshot that a
+	// log makes, the Cleared has the owner's last Seq and what follows has Seq 0,
+	// so that the next live record is the next number; see [Cursor].
 	Seq uint64
 	// EngineSeq is the engine's own batch number, for people and for replay.
 	EngineSeq uint64

@@ -1,0 +1,345 @@
+package kvindex
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+)
+
+// codecVersion is the first byte of every encoded record. A reader refuses
+// other versions; a change of the layout takes the next number.
+const codecVersion = 1
+
+// ErrBadRecord refuses bytes that are not one record in the form of
+// [AppendRecord].
+var ErrBadRecord = errors.New("not a record")
+
+// AppendRecord appends the binary form of r to dst: a version byte, then the
+// fields in the order of the struct. Counts and numbers are uvarints (in the
+// shortest form), hashes and floats 8 bytes little endian, strings and lists
+// have their length in front. Only the body of r.Kind is written.
+func AppendRecord(dst []byte, r *Record) []byte {
+	e := encoder{append(dst, codecVersion)}
+	e.uint(uint64(r.Kind))
+	e.string(string(r.Owner.Worker))
+	e.uint(uint64(r.Owner.Rank))
+	e.uint(uint64(r.Owner.Tier))
+	e.uint(r.Epoch)
+	e.uint(r.Term)
+	e.uint(r.Seq)
+	e.uint(r.EngineSeq)
+	switch {
+	case r.Kind == KindStored && r.Stored != nil:
+		e.uint(uint64(r.Stored.Group))
+		e.fixed(uint64(r.Stored.Parent))
+		hashes(&e, r.Stored.Hashes)
+	case r.Kind == KindRemoved && r.Removed != nil:
+		e.uint(uint64(r.Removed.Group))
+		hashes(&e, r.Removed.Hashes)
+	case r.Kind == KindLearned && r.Learned != nil:
+		e.learned(r.Learned)
+	case r.Kind == KindHello && r.Hello != nil:
+		e.hello(r.Hello)
+	case r.Kind == KindLoad && r.Load != nil:
+		e.load(r.Load)
+	case r.Kind == KindBooking && r.Booking != nil:
+		e.booking(r.Booking)
+	}
+	return e.b
+}
+
+type encoder struct{ b []byte }
+
+func (e *encoder) uint(v uint64)  { e.b = binary.AppendUvarint(e.b, v) }
+func (e *encoder) fixed(v uint64) { e.b = binary.LittleEndian.AppendUint64(e.b, v) }
+
+func (e *encoder) string(s string) {
+	e.uint(uint64(len(s)))
+	e.b = append(e.b, s...)
+}
+
+func (e *encoder) strings(list []string) {
+	e.uint(uint64(len(list)))
+	for _, s := range list {
+		e.string(s)
+	}
+}
+
+func (e *encoder) bool(v bool) {
+	if v {
+		e.b = append(e.b, 1)
+	} else {
+		e.b = append(e.b, 0)
+	}
+}
+
+func hashes[H ~uint64](e *encoder, list []H) {
+	e.uint(uint64(len(list)))
+	for _, h := range list {
+		e.fixed(uint64(h))
+	}
+}
+
+func (e *encoder) learned(l *Learned) {
+	e.fixed(uint64(l.Seed))
+	hashes(e, l.Chunks)
+	e.uint(uint64(l.Bytes))
+	e.uint(uint64(l.Tokens))
+	e.uint(uint64(l.BlockSize))
+	hashes(e, l.Blocks)
+}
+
+func (e *encoder) hello(h *Hello) {
+	e.string(h.Address)
+	e.uint(uint64(h.Role))
+	e.bool(h.Ready)
+	e.string(h.Model)
+	e.strings(h.Served)
+	e.strings(h.Adapters)
+	e.uint(uint64(h.BlockSize))
+	e.uint(uint64(h.KVBlocks))
+	e.string(h.Deployment)
+	e.uint(uint64(h.LeaseMs))
+}
+
+func (e *encoder) load(l *Load) {
+	e.uint(uint64(l.Running))
+	e.uint(uint64(l.Waiting))
+	e.uint(l.QueuedTokens)
+	e.uint(l.ContextTokens)
+	e.uint(uint64(l.KVUsed))
+	e.uint(uint64(l.KVTotal))
+	e.strings(l.Accepted)
+	e.samples(l.FirstToken)
+	e.samples(l.Done)
+}
+
+func (e *encoder) samples(list []Sample) {
+	e.uint(uint64(len(list)))
+	for i := range list {
+		s := &list[i]
+		e.string(s.Booking)
+		e.int32(s.PromptTokens)
+		e.int32(s.CachedTokens)
+		e.int32(s.OutputTokens)
+		e.fixed(math.Float64bits(s.FirstTokenMs))
+		e.fixed(math.Float64bits(s.TotalMs))
+		e.bool(s.Aborted)
+	}
+}
+
+// int32 writes a signed number so that small ones of either sign are short.
+func (e *encoder) int32(v int32) { e.uint(uint64(uint32(v<<1) ^ uint32(v>>31))) }
+
+func (e *encoder) booking(b *Booking) {
+	e.string(b.ID)
+	e.string(b.Replica)
+	e.uint(uint64(b.Cached))
+	e.uint(uint64(b.Uncached))
+	e.uint(uint64(b.State))
+	e.uint(uint64(b.LeaseMs))
+}
+
+// DecodeRecord reads what [AppendRecord] wrote. b must be one whole record.
+// Anything else, also a number that is not in its shortest form, is refused
+// with [ErrBadRecord], so a record has one encoding. Memory stays in proportion
+// to len(b) whatever lengths b claims. Nothing in the result refers to b. Empty
+// lists come back as nil.
+func DecodeRecord(b []byte) (Record, error) {
+	d := decoder{b: b}
+	if d.byte() != codecVersion {
+		d.bad = true
+	}
+	r := Record{Kind: Kind(d.uint(math.MaxUint8))}
+	r.Owner = Owner{WorkerID(d.string()), uint16(d.uint(math.MaxUint16)), Tier(d.uint(NumTiers - 1))}
+	r.Epoch = d.uint(math.MaxUint64)
+	r.Term = d.uint(math.MaxUint64)
+	r.Seq = d.uint(math.MaxUint64)
+	r.EngineSeq = d.uint(math.MaxUint64)
+	switch r.Kind {
+	case KindStored:
+		r.Stored = &Stored{uint16(d.uint(math.MaxUint16)), BlockHash(d.fixed()), decodeHashes[BlockHash](&d)}
+	case KindRemoved:
+		r.Removed = &Removed{uint16(d.uint(math.MaxUint16)), decodeHashes[BlockHash](&d)}
+	case KindLearned:
+		r.Learned = d.learned()
+	case KindHello:
+		r.Hello = d.hello()
+	case KindLoad:
+		r.Load = d.load()
+	case KindBooking:
+		r.Booking = d.booking()
+	case KindCleared, KindBye:
+	default:
+		d.bad = true
+	}
+	if d.bad || len(d.b) > 0 {
+		return Record{}, fmt.Errorf("decode %d bytes: %w", len(b), ErrBadRecord)
+	}
+	return r, nil
+}
+
+// decoder reads from the front of b. After a fault bad is set and everything
+// reads as zero.
+type decoder struct {
+	b   []byte
+	bad bool
+}
+
+// take returns the next n bytes, or nil.
+func (d *decoder) take(n int) []byte {
+	if d.bad || n > len(d.b) {
+		d.bad = true
+		return nil
+	}
+	p := d.b[:n]
+	d.b = d.b[n:]
+	return p
+}
+
+func (d *decoder) byte() byte {
+	if p := d.take(1); p != nil {
+		return p[0]
+	}
+	return 0
+}
+
+func (d *decoder) fixed() uint64 {
+	if p := d.take(8); p != nil {
+		return binary.LittleEndian.Uint64(p)
+	}
+	return 0
+}
+
+// uint reads a number up to limit in its shortest form.
+func (d *decoder) uint(limit uint64) uint64 {
+	v, n := binary.Uvarint(d.b)
+	if d.bad || n <= 0 || v > limit || n > 1 && d.b[n-1] == 0 {
+		d.bad = true
+		return 0
+	}
+	d.b = d.b[n:]
+	return v
+}
+
+func (d *decoder) uint32() uint32 { return uint32(d.uint(math.MaxUint32)) }
+
+func (d *decoder) int32() int32 {
+	u := d.uint32()
+	return int32(u>>1) ^ -int32(u&1)
+}
+
+func (d *decoder) bool() bool {
+	v := d.byte()
+	d.bad = d.bad || v > 1
+	return v == 1
+}
+
+// count reads the length of a list whose items take at least size bytes.
+func (d *decoder) count(size int) int { return int(d.uint(uint64(len(d.b) / size))) }
+
+func (d *decoder) string() string { return string(d.take(d.count(1))) }
+
+func (d *decoder) strings() []string {
+	n := d.count(1)
+	if n == 0 {
+		return nil
+	}
+	// A string's header is 16 bytes and its encoding may be 1: grow as they come.
+	list := make([]string, 0, min(n, 64))
+	for range n {
+		list = append(list, d.string())
+		if d.bad {
+			return nil
+		}
+	}
+	return list
+}
+
+func decodeHashes[H ~uint64](d *decoder) []H {
+	n := d.count(8)
+	if n == 0 {
+		return nil
+	}
+	list := make([]H, n)
+	for i := range list {
+		list[i] = H(d.fixed())
+	}
+	return list
+}
+
+func (d *decoder) learned() *Learned {
+	return &Learned{
+		Seed:      Seed(d.fixed()),
+		Chunks:    decodeHashes[ChunkHash](d),
+		Bytes:     d.uint32(),
+		Tokens:    d.uint32(),
+		BlockSize: d.uint32(),
+		Blocks:    decodeHashes[BlockHash](d),
+	}
+}
+
+func (d *decoder) hello() *Hello {
+	return &Hello{
+		Address:    d.string(),
+		Role:       Role(d.uint(math.MaxUint8)),
+		Ready:      d.bool(),
+		Model:      d.string(),
+		Served:     d.strings(),
+		Adapters:   d.strings(),
+		BlockSize:  d.uint32(),
+		KVBlocks:   d.uint32(),
+		Deployment: d.string(),
+		LeaseMs:    d.uint32(),
+	}
+}
+
+func (d *decoder) load() *Load {
+	return &Load{
+		Running:       d.uint32(),
+		Waiting:       d.uint32(),
+		QueuedTokens:  d.uint(math.MaxUint64),
+		ContextTokens: d.uint(math.MaxUint64),
+		KVUsed:        d.uint32(),
+		KVTotal:       d.uint32(),
+		Accepted:      d.strings(),
+		FirstToken:    d.samples(),
+		Done:          d.samples(),
+	}
+}
+
+// minSample is the length of an encoded Sample with an empty id: 1 for the id,
+// 3 numbers, 2 floats, 1 bool.
+const minSample = 1 + 3 + 16 + 1
+
+func (d *decoder) samples() []Sample {
+	n := d.count(minSample)
+	if n == 0 {
+		return nil
+	}
+	list := make([]Sample, n)
+	for i := range list {
+		list[i] = Sample{
+			Booking:      d.string(),
+			PromptTokens: d.int32(),
+			CachedTokens: d.int32(),
+			OutputTokens: d.int32(),
+			FirstTokenMs: math.Float64frombits(d.fixed()),
+			TotalMs:      math.Float64frombits(d.fixed()),
+			Aborted:      d.bool(),
+		}
+	}
+	return list
+}
+
+func (d *decoder) booking() *Booking {
+	return &Booking{
+		ID:       d.string(),
+		Replica:  d.string(),
+		Cached:   d.uint32(),
+		Uncached: d.uint32(),
+		State:    BookingState(d.uint(math.MaxUint8)),
+		LeaseMs:  d.uint32(),
+	}
+}
