@@ -9,24 +9,20 @@ func (c *Core) hittable(s *sequence) int {
 	return (s.length() - 1) / c.BlockSize
 }
 
-// lookup is the cached blocks that s can start with.
+// lookup is the cached blocks that s can start with, valid until the next
+// lookup.
 func (c *Core) lookup(s *sequence) []int32 {
 	n := c.hittable(s)
 	s.identify(n, c.BlockSize)
-	var hits []int32
+	c.hits = c.hits[:0]
 	for _, id := range s.ids[:n] {
-		i, ok := c.pool.hit(id)
+		i, ok := c.pool.byID[id]
 		if !ok {
 			break
 		}
-		hits = append(hits, i)
+		c.hits = append(c.hits, i)
 	}
-	return hits
-}
-
-// cachedTokens is how many tokens of s are cached now.
-func (c *Core) cachedTokens(s *sequence) int {
-	return len(c.lookup(s)) * c.BlockSize
+	return c.hits
 }
 
 // reserve gives s the blocks for its first tokens: hits, if it has none yet,

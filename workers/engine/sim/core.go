@@ -31,6 +31,8 @@ type Core struct {
 	totals Stats
 	queued int
 	heldN  int
+	// hits is what lookup returned last.
+	hits []int32
 }
 
 // chunk is one sequence's part of a step.
@@ -63,8 +65,7 @@ func (c *Core) Submit(now time.Duration, r Request) error {
 	}
 	c.byID[r.ID] = s
 	c.queue = append(c.queue, s)
-	have := max(c.cachedTokens(s), min(r.RemoteTokens, len(r.Prompt)-1))
-	c.setQueued(s, len(r.Prompt)-have)
+	c.estimate(s)
 	if !c.stepping {
 		c.wake(s.arrived)
 	}
@@ -147,7 +148,8 @@ func (c *Core) Release(now time.Duration, id string) bool {
 
 // Clear empties the prefix cache. Where vLLM refuses while blocks are in use,
 // this clears all the same: sequences keep their blocks, which nobody else can
-// hit any more, and what they add to them stays out of the cache too.
+// hit any more, and what they add to them stays out of the cache too. Without
+// prefix caching there is nothing to clear.
 func (c *Core) Clear(now time.Duration) Output {
 	out := c.Step(now)
 	if !c.PrefixCaching {
@@ -157,7 +159,7 @@ func (c *Core) Clear(now time.Duration) Output {
 	for _, s := range c.byID {
 		s.unrooted = len(s.blocks) > 0
 		if s.phase == waiting {
-			c.setQueued(s, s.length())
+			c.estimate(s)
 		}
 	}
 	out.Events = append(out.Events, c.pool.takeEvents()...)
@@ -219,6 +221,12 @@ func (c *Core) end(s *sequence) {
 	c.pool.release(s.blocks)
 	s.blocks = nil
 	delete(c.byID, s.ID)
+}
+
+// estimate sets what a waiting sequence would have to prefill if it started
+// now.
+func (c *Core) estimate(s *sequence) {
+	c.setQueued(s, s.length()-max(len(c.lookup(s))*c.BlockSize, s.remote()))
 }
 
 func (c *Core) setQueued(s *sequence, n int) {

@@ -52,12 +52,6 @@ func (p *pool) unlink(i int32) {
 	p.free--
 }
 
-// hit is a block with that content.
-func (p *pool) hit(id BlockID) (int32, bool) {
-	i, ok := p.byID[id]
-	return i, ok
-}
-
 // use adds a user to a block that was hit.
 func (p *pool) use(i int32) {
 	if p.blocks[i].ref == 0 {

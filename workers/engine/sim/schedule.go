@@ -12,12 +12,9 @@ import (
 func (c *Core) startStep() {
 	c.work = c.work[:0]
 	budget, preempted := c.scheduleBatch(c.MaxBatchedTokens)
-	if preempted && len(c.work) == 0 {
-		// The last sequence threw itself back: blocks are held outside the
-		// batch. Others may still fit.
-		preempted = false
-	}
-	if !preempted {
+	// Where a preemption left nothing to compute, blocks are held outside the
+	// batch, and something smaller may still fit.
+	if !preempted || len(c.work) == 0 {
 		c.admit(budget)
 	}
 	if len(c.work) == 0 {
@@ -140,7 +137,7 @@ func (c *Core) preempt(s *sequence) {
 	s.preempted++
 	c.totals.Preemptions++
 	c.queue = slices.Insert(c.queue, 0, s)
-	c.setQueued(s, s.length()-c.cachedTokens(s))
+	c.estimate(s)
 }
 
 // startPull starts the transfer of that many tokens into the blocks of s.
@@ -150,7 +147,7 @@ func (c *Core) startPull(s *sequence, tokens int) {
 		ms = c.Transfer.Ms(tokens, c.KVBytesPerToken)
 	}
 	s.phase, s.pullTokens, s.pullEnd = pulling, tokens, c.now+duration(ms)
-	c.setQueued(s, len(s.Prompt)-min(s.RemoteTokens, len(s.Prompt)-1))
+	c.setQueued(s, len(s.Prompt)-s.remote())
 	i, _ := slices.BinarySearchFunc(c.pulls, s.pullEnd, func(p *sequence, end time.Duration) int {
 		if p.pullEnd <= end {
 			return -1
@@ -167,7 +164,7 @@ func (c *Core) finishPulls() {
 		s := c.pulls[0]
 		c.pulls = slices.Delete(c.pulls, 0, 1)
 		s.phase = pulled
-		s.computed = min(s.RemoteTokens, len(s.Prompt)-1)
+		s.computed = s.remote()
 		c.totals.TransferredTokens += uint64(s.pullTokens)
 		c.store(s, s.computed)
 		c.ready = append(c.ready, s)

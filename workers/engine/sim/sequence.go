@@ -49,6 +49,10 @@ type sequence struct {
 // length is prompt and output so far, in tokens.
 func (s *sequence) length() int { return len(s.Prompt) + len(s.out) }
 
+// remote is how many tokens a transfer leaves computed: the prompt's last token
+// is always computed here, for its output.
+func (s *sequence) remote() int { return min(s.RemoteTokens, len(s.Prompt)-1) }
+
 // appendTokens appends tokens from to to of prompt and output to dst.
 func (s *sequence) appendTokens(dst []uint32, from, to int) []uint32 {
 	n := len(s.Prompt)

@@ -53,7 +53,8 @@ type Request struct {
 // Reason a sequence ended.
 type Reason string
 
-// The finish reasons, as vLLM spells them.
+// The finish reasons, as vLLM spells them. No Token carries Aborted: it is for
+// the caller of Abort, who knows.
 const (
 	Running Reason = ""
 	Stop    Reason = "stop"
