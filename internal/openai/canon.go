@@ -114,6 +114,9 @@ type canon struct {
 	w     io.Writer
 	inRun bool    // the frame being written is a run of text
 	small [8]byte // one unescaped character
+
+	// fields are buffers for the members of a message, a part, and what is in it.
+	fields [3][]field
 }
 
 // field is a member of an object that is put into order.
@@ -127,9 +130,8 @@ func (c *canon) chat(r *Request) {
 		c.str(frameTools)
 		c.compact(r.tools, false)
 	}
-	var buf [maxFields]field
 	for m := range elements(r.messages) {
-		c.message(m, buf[:0])
+		c.message(m)
 	}
 }
 
@@ -157,10 +159,10 @@ func messageRank(name []byte) int {
 	}
 }
 
-func (c *canon) message(m []byte, buf []field) {
+func (c *canon) message(m []byte) {
 	c.inRun = false
 	c.str(frameMessage)
-	fields, ok := sortedFields(buf, m, messageRank)
+	fields, ok := c.sorted(0, m, messageRank)
 	if !ok {
 		c.str(frameOpaque)
 		c.compact(m, true)
@@ -182,11 +184,11 @@ func (c *canon) message(m []byte, buf []field) {
 	}
 }
 
-// sortedFields are the members of an object by rank, then by name, of equal
-// names the last, without the empty ones. It says false if there are more than
-// maxFields.
-func sortedFields(buf []field, obj []byte, rank func(name []byte) int) ([]field, bool) {
-	fs := buf[:0]
+// sorted are the members of an object by rank, then by name, of equal names the
+// last, without the empty ones. It says false if there are more than maxFields.
+// The result is valid until the next object of the same level.
+func (c *canon) sorted(level int, obj []byte, rank func(name []byte) int) ([]field, bool) {
+	fs := c.fields[level][:0]
 	for m := range members(obj) {
 		if len(fs) == maxFields {
 			return nil, false
@@ -194,6 +196,7 @@ func sortedFields(buf []field, obj []byte, rank func(name []byte) int) ([]field,
 		name := m.name(obj)
 		fs = append(fs, field{name: name, value: m.raw(obj), rank: rank(name)})
 	}
+	c.fields[level] = fs
 	slices.SortStableFunc(fs, func(a, b field) int {
 		return cmp.Or(cmp.Compare(a.rank, b.rank), bytes.Compare(a.name, b.name))
 	})
@@ -221,10 +224,10 @@ func (c *canon) part(p []byte) {
 		c.run(p)
 		return
 	}
-	var buf [maxFields]field
-	fields, ok := []field(nil), false
-	if isObject(p) {
-		fields, ok = sortedFields(buf[:0], p, partRank)
+	var fields []field
+	ok := isObject(p)
+	if ok {
+		fields, ok = c.sorted(1, p, partRank)
 	}
 	if !ok || len(fields) == 0 || fields[0].rank != 0 || !isString(fields[0].value) {
 		c.opaque(p)
@@ -285,8 +288,7 @@ func (c *canon) media(kind string, rest []field) {
 }
 
 func (c *canon) mediaObject(obj []byte) {
-	var buf [maxFields]field
-	fields, ok := sortedFields(buf[:0], obj, func([]byte) int { return 0 })
+	fields, ok := c.sorted(2, obj, func([]byte) int { return 0 })
 	if !ok {
 		c.opaque(obj)
 		return

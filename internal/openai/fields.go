@@ -19,27 +19,27 @@ func (r *Request) readMembers() error {
 		var err error
 		switch string(name) {
 		case "model":
-			r.Model, err = text("model", v)
+			r.Model, err = readString("model", v)
 		case "cache_salt":
-			r.CacheSalt, err = text("cache_salt", v)
+			r.CacheSalt, err = readString("cache_salt", v)
 		case "stream":
-			r.Stream, err = boolean("stream", v)
+			r.Stream, err = readBool("stream", v)
 		case "stream_options":
-			r.IncludeUsage, err = includeUsage(v)
+			r.IncludeUsage, err = readIncludeUsage(v)
 		case "return_token_ids":
-			r.ReturnTokenIDs, err = boolean("return_token_ids", v)
+			r.ReturnTokenIDs, err = readBool("return_token_ids", v)
 		case "ignore_eos":
-			r.IgnoreEOS, err = boolean("ignore_eos", v)
+			r.IgnoreEOS, err = readBool("ignore_eos", v)
 		case "n":
-			r.N, err = integer("n", v, 1)
+			r.N, err = readInt("n", v, 1)
 		case "max_tokens":
-			maxTokens, err = integer("max_tokens", v, 0)
+			maxTokens, err = readInt("max_tokens", v, 0)
 		case "max_completion_tokens":
-			maxCompletionTokens, err = integer("max_completion_tokens", v, 0)
+			maxCompletionTokens, err = readInt("max_completion_tokens", v, 0)
 		case "min_tokens":
-			r.MinTokens, err = integer("min_tokens", v, 0)
+			r.MinTokens, err = readInt("min_tokens", v, 0)
 		case "seed":
-			r.SamplingSeed, err = samplingSeed(v)
+			r.SamplingSeed, err = readSeed(v)
 		case "messages":
 			r.messages = v
 		case "tools":
@@ -91,7 +91,7 @@ func wrongType(param, want string) *Error {
 	return BadRequest("invalid_type", param, param+" must be "+want+".")
 }
 
-func text(param string, v []byte) (string, error) {
+func readString(param string, v []byte) (string, error) {
 	switch {
 	case isNull(v):
 		return "", nil
@@ -101,7 +101,7 @@ func text(param string, v []byte) (string, error) {
 	return "", wrongType(param, "a string")
 }
 
-func boolean(param string, v []byte) (bool, error) {
+func readBool(param string, v []byte) (bool, error) {
 	switch v[0] {
 	case 'n', 'f':
 		return false, nil
@@ -111,7 +111,7 @@ func boolean(param string, v []byte) (bool, error) {
 	return false, wrongType(param, "true or false")
 }
 
-func includeUsage(v []byte) (bool, error) {
+func readIncludeUsage(v []byte) (bool, error) {
 	if isNull(v) {
 		return false, nil
 	}
@@ -124,16 +124,16 @@ func includeUsage(v []byte) (bool, error) {
 			continue
 		}
 		var err error
-		if on, err = boolean("stream_options.include_usage", m.raw(v)); err != nil {
+		if on, err = readBool("stream_options.include_usage", m.raw(v)); err != nil {
 			return false, err
 		}
 	}
 	return on, nil
 }
 
-// integer reads a number of at least least, which also stands for null. 4.0 and
+// readInt reads a number of at least least, which also stands for null. 4.0 and
 // 4e0 are 4: engines take them.
-func integer(param string, v []byte, least int) (int, error) {
+func readInt(param string, v []byte, least int) (int, error) {
 	if isNull(v) {
 		return least, nil
 	}
@@ -147,8 +147,8 @@ func integer(param string, v []byte, least int) (int, error) {
 	return int(i), nil
 }
 
-// samplingSeed is lenient: an engine may take integers that we cannot hold.
-func samplingSeed(v []byte) (*int64, error) {
+// readSeed is lenient: an engine may take integers that we cannot hold.
+func readSeed(v []byte) (*int64, error) {
 	if isNull(v) {
 		return nil, nil //nolint:nilnil // no seed is no error
 	}

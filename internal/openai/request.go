@@ -3,6 +3,7 @@ package openai
 import (
 	"errors"
 	"fmt"
+	"io"
 
 	"github.com/go-json-experiment/json/jsontext"
 )
@@ -122,6 +123,9 @@ func Parse(api API, body []byte) (*Request, error) {
 // notJSON turns the decoder's complaint into an error for the client. The
 // decoder's path to the fault is left out: it can be as long as the body.
 func notJSON(err error) *Error {
+	if errors.Is(err, io.EOF) {
+		return BadRequest("invalid_json", "", "The request body is empty.")
+	}
 	if se, ok := errors.AsType[*jsontext.SyntacticError](err); ok {
 		return BadRequest("invalid_json", "", fmt.Sprintf("The request body is not valid JSON: at byte %d: %s.", se.ByteOffset, clip(se.Err.Error())))
 	}
