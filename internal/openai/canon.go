@@ -28,6 +28,13 @@ const (
 	escapedNUL   = "\x00\xff"
 )
 
+// Types of a part that is text.
+const (
+	kindText       = "text"
+	kindInputText  = "input_text"
+	kindOutputText = "output_text"
+)
+
 const (
 	// maxFields bounds the members that are put into a fixed order; an object
 	// with more is taken as it comes.
@@ -233,11 +240,11 @@ func (c *canon) part(p []byte) {
 		c.opaque(p)
 		return
 	}
-	kind, rest := string(unquote(fields[0].value)), fields[1:]
-	switch {
-	case isTextKind(kind):
+	kind, rest := unquote(fields[0].value), fields[1:]
+	switch string(kind) {
+	case kindText, kindInputText, kindOutputText:
 		c.textPart(p, rest)
-	case kind == "image_url" || kind == "audio_url" || kind == "video_url" || kind == "input_audio":
+	case "image_url", "audio_url", "video_url", "input_audio":
 		c.media(kind, rest)
 	default:
 		c.opaque(p)
@@ -269,13 +276,13 @@ func (c *canon) textPart(p []byte, rest []field) {
 
 // media writes the type of a part and the hash of its address or data, which
 // stand under the type's own name: as a string, or in an object.
-func (c *canon) media(kind string, rest []field) {
+func (c *canon) media(kind []byte, rest []field) {
 	c.inRun = false
 	c.str(framePart)
-	c.str(kind)
+	c.bytes(kind)
 	for _, f := range rest {
 		switch {
-		case string(f.name) != kind:
+		case !bytes.Equal(f.name, kind):
 			c.member(f)
 		case isString(f.value):
 			c.hash(f.value)

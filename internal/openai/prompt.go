@@ -89,19 +89,23 @@ func partText(p []byte) ([]byte, bool) {
 	if !isObject(p) {
 		return nil, false
 	}
-	var kind string
 	var text []byte
+	isText := false
 	for f := range members(p) {
 		switch v := f.raw(p); string(f.name(p)) {
 		case "type":
-			kind = textOr(v)
+			kind := textOr(v)
+			isText = kind == kindText || kind == kindInputText || kind == kindOutputText
 		case "text":
 			if text = nil; isString(v) {
 				text = unquote(v)
 			}
 		}
 	}
-	return text, isTextKind(kind)
+	if !isText {
+		return nil, false
+	}
+	return text, true
 }
 
 // textOr is the text of a string; empty for anything else.
@@ -110,9 +114,4 @@ func textOr(v []byte) string {
 		return ""
 	}
 	return string(unquote(v))
-}
-
-// isTextKind says that a part's type is one of the spellings of text.
-func isTextKind(kind string) bool {
-	return kind == "text" || kind == "input_text" || kind == "output_text"
 }
