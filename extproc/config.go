@@ -1,0 +1,77 @@
+package extproc
+
+import (
+	"errors"
+	"fmt"
+	"time"
+)
+
+// Config is what an operator may set of the ext_proc server.
+type Config struct {
+	// MaxBodyBytes is the largest request body that is read; larger ones are
+	// answered with 413. 1 byte to 1 GiB. Bodies that are passed on unread (paths
+	// without a prompt, compressed bodies) have no limit here.
+	MaxBodyBytes int `yaml:"maxBodyBytes"`
+	// MaxBufferedBytes bounds the memory for all bodies that are being read; a
+	// stream that would exceed it is answered with 503. At least MaxBodyBytes.
+	MaxBufferedBytes int64 `yaml:"maxBufferedBytes"`
+	// MaxStreams bounds the requests under way; more are answered with 503.
+	MaxStreams int `yaml:"maxStreams"`
+	// BodyIdleTimeout is how long a client may pause within a body that is being
+	// read; then it gets 408. Envoy has no such limit in full-duplex mode.
+	BodyIdleTimeout time.Duration `yaml:"bodyIdleTimeout"`
+	// BodyTimeout bounds the time from the headers to the end of the body, so that
+	// a client that sends a byte now and then does not hold memory for ever.
+	BodyTimeout time.Duration `yaml:"bodyTimeout"`
+	// AllowPolicyHeader lets clients choose the picker's policy with
+	// x-kvlane-policy. For comparisons only: a client could send all its
+	// requests to one worker's queue.
+	AllowPolicyHeader bool `yaml:"allowPolicyHeader"`
+	// ClearRouteCache asks Envoy to choose the route again once the destination is
+	// known. Gateways whose routes match the destination header need it.
+	ClearRouteCache bool `yaml:"clearRouteCache"`
+	// Overloaded529 answers shed requests with 529 in place of 429, for clients
+	// that keep the two apart: 429 for their own limit, 529 for the server's.
+	Overloaded529 bool `yaml:"overloaded529"`
+	// Plans is how many of the last plans are kept for `kvlane explain`; 0 for
+	// none. About 150 bytes times the number of workers each.
+	Plans int `yaml:"plans"`
+}
+
+// Default is the configuration where nothing else is said.
+func Default() Config {
+	return Config{
+		MaxBodyBytes:     32 << 20,
+		MaxBufferedBytes: 512 << 20,
+		MaxStreams:       16384,
+		BodyIdleTimeout:  30 * time.Second,
+		BodyTimeout:      5 * time.Minute,
+		ClearRouteCache:  true,
+		Plans:            1024,
+	}
+}
+
+// Validate lists every fault, each with the key's name.
+func (c Config) Validate() error {
+	var faults []error
+	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf(format, args...)) }
+	if c.MaxBodyBytes < 1 || c.MaxBodyBytes > 1<<30 {
+		fault("maxBodyBytes: %d is not within 1 to %d", c.MaxBodyBytes, 1<<30)
+	}
+	if c.MaxBufferedBytes < int64(c.MaxBodyBytes) {
+		fault("maxBufferedBytes: %d is less than maxBodyBytes %d", c.MaxBufferedBytes, c.MaxBodyBytes)
+	}
+	if c.MaxStreams < 1 || c.MaxStreams > 1<<24 {
+		fault("maxStreams: %d is not within 1 to %d", c.MaxStreams, 1<<24)
+	}
+	if c.BodyIdleTimeout < time.Millisecond {
+		fault("bodyIdleTimeout: %v is less than 1ms", c.BodyIdleTimeout)
+	}
+	if c.BodyTimeout < c.BodyIdleTimeout {
+		fault("bodyTimeout: %v is less than bodyIdleTimeout %v", c.BodyTimeout, c.BodyIdleTimeout)
+	}
+	if c.Plans < 0 || c.Plans > 1<<20 {
+		fault("plans: %d is not within 0 to %d", c.Plans, 1<<20)
+	}
+	return errors.Join(faults...)
+}

@@ -1,0 +1,54 @@
+package extproc
+
+import (
+	"math"
+	"sync/atomic"
+
+	"github.com/kvlane/kvlane/kvindex"
+)
+
+const (
+	// defaultDensity is bytes of prompt text a token where nothing is learned yet:
+	// English text in the vocabularies of current models is near 4.
+	defaultDensity = 4.0
+	// minLearnedTokens is the shortest known prefix that says something about
+	// density: below it, a chat template's own tokens weigh too much.
+	minLearnedTokens = 64
+	// densityWeight is the weight of one lookup in the moving average.
+	densityWeight = 1.0 / 32
+)
+
+// density is the mean number of prompt bytes a token, learned from lookups of
+// text whose tokens are known. The zero value has the default. It is safe for
+// concurrent use.
+type density struct{ bits atomic.Uint64 }
+
+func (d *density) bytesPerToken() float64 {
+	if b := d.bits.Load(); b != 0 {
+		return math.Float64frombits(b)
+	}
+	return defaultDensity
+}
+
+func (d *density) learn(k kvindex.Known) {
+	if k.Tokens < minLearnedTokens {
+		return
+	}
+	seen := float64(k.Chunks*kvindex.ChunkSize) / float64(k.Tokens)
+	for {
+		old := d.bits.Load()
+		next := d.bytesPerToken()
+		next += densityWeight * (seen - next)
+		if d.bits.CompareAndSwap(old, math.Float64bits(next)) {
+			return
+		}
+	}
+}
+
+// tokens estimates the tokens of n bytes, rounded up; n may be 0.
+func (d *density) tokens(n int) int {
+	if n <= 0 {
+		return 0
+	}
+	return int(math.Ceil(float64(n) / d.bytesPerToken()))
+}

@@ -1,0 +1,24 @@
+// Package extproc answers Envoy's external-processing streams: it reads a
+// request, asks the picker where to send it, and tells Envoy.
+//
+// One HTTP request is one gRPC stream. [Server] runs the streams; what a stream
+// does with each message is a state machine without I/O or clock (stream.go), so
+// that scripts in testdata can drive it. [Router] turns headers and body into
+// a plan. The HTTP status of every refusal is chosen in one function
+// (reply.go).
+//
+// Invariants:
+//   - No stream ends with a gRPC error. Every request gets a plan, a plan by
+//     load only, or an HTTP answer.
+//   - The headers are answered once, before any piece of the body. In
+//     full-duplex mode the body goes back byte for byte, and its end is marked
+//     once.
+//   - A booking is closed exactly once, whatever ends the stream.
+//   - Bytes of bodies are held only within the configured total; a stream over
+//     it is refused before its bytes are kept.
+//   - A client cannot set a header that steers a request ([RoutingHeaders]).
+//
+// What it does not do: it does not change bodies, does not read answers (it
+// passes them on where a gateway sends them), and does not decode compressed
+// bodies: those are routed by load only, in every encoding.
+package extproc

@@ -1,0 +1,262 @@
+package extproc
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/kvlane/kvlane/picker"
+)
+
+// Server answers ext_proc streams. It is safe for concurrent use; it starts no
+// goroutine of its own (gRPC starts one for each stream).
+type Server struct {
+	extprocv3.UnimplementedExternalProcessorServer
+
+	cfg     Config
+	router  *Router
+	metrics *Metrics
+	log     *slog.Logger
+	plans   *Plans
+	routing map[string]bool // RoutingHeaders as a set
+	clock   func() time.Time
+	newID   func() string
+	ids     ids
+	streams atomic.Int64
+	buffers budget
+}
+
+// New makes a server for a valid configuration.
+func New(cfg Config, router *Router, m *Metrics, log *slog.Logger) (*Server, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, fmt.Errorf("ext_proc: %w", err)
+	}
+	s := &Server{
+		cfg: cfg, router: router, metrics: m, log: log, plans: NewPlans(cfg.Plans),
+		routing: make(map[string]bool), clock: time.Now, newID: randomID,
+		ids:     ids{open: make(map[string]struct{})},
+		buffers: budget{limit: cfg.MaxBufferedBytes, gauge: m.BufferedBytes},
+	}
+	for _, h := range RoutingHeaders() {
+		s.routing[h] = true
+	}
+	return s, nil
+}
+
+// Register adds the ext_proc service to a gRPC server.
+func (s *Server) Register(r grpc.ServiceRegistrar) { extprocv3.RegisterExternalProcessorServer(r, s) }
+
+// Plans are the last requests, for `kvlane explain`.
+func (s *Server) Plans() *Plans { return s.plans }
+
+// ServerOptions are the gRPC settings that fit the configuration: messages as
+// large as a body, and windows that let most bodies pass without waiting.
+func (c Config) ServerOptions() []grpc.ServerOption {
+	return []grpc.ServerOption{
+		grpc.MaxRecvMsgSize(c.MaxBodyBytes + 1<<20), // a buffered body and its headers
+		grpc.InitialWindowSize(1 << 20),
+		grpc.InitialConnWindowSize(16 << 20),
+		grpc.MaxConcurrentStreams(uint32(min(c.MaxStreams, 1<<31-1))), //nolint:gosec // bounded on this line
+	}
+}
+
+// Process serves one request. It never returns an error: Envoy would answer it
+// with a 500 of its own.
+func (s *Server) Process(g extprocv3.ExternalProcessor_ProcessServer) error {
+	s.metrics.Streams.Inc()
+	defer s.metrics.Streams.Dec()
+	r := &run{server: s, grpc: g, stream: newStream(s)}
+	defer r.close()
+	for {
+		in, err := g.Recv()
+		if err != nil {
+			r.receiveFailed(err)
+			return nil
+		}
+		if !r.handle(in) {
+			return nil
+		}
+	}
+}
+
+// run joins a stream to its gRPC connection and its timer.
+type run struct {
+	server *Server
+	grpc   extprocv3.ExternalProcessor_ProcessServer
+
+	mu     sync.Mutex // guards what follows; the timer's goroutine is the second user
+	stream *stream
+	timer  *time.Timer // of stream.deadline; nil if none was needed yet
+	closed bool
+	out    responses // reused
+}
+
+// handle answers one message; false ends the stream.
+func (r *run) handle(in *extprocv3.ProcessingRequest) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return false
+	}
+	r.out = r.server.step(r.stream, in, r.out[:0])
+	return r.send()
+}
+
+// send writes the answers and sets the timer anew. The caller holds mu.
+func (r *run) send() bool {
+	for _, a := range r.out {
+		if err := r.grpc.Send(a); err != nil {
+			r.server.fault("send") // the peer is gone; Recv says so too
+			return false
+		}
+	}
+	clear(r.out)
+	r.stream.release()
+	if r.stream.phase == refused {
+		return false
+	}
+	r.setTimer()
+	return true
+}
+
+// setTimer follows the stream's deadline. The caller holds mu.
+func (r *run) setTimer() {
+	waiting := r.stream.phase == reading && !r.stream.deadline.IsZero()
+	switch {
+	case waiting && r.timer == nil:
+		r.timer = time.AfterFunc(time.Until(r.stream.deadline), r.expire)
+	case waiting:
+		r.timer.Reset(time.Until(r.stream.deadline))
+	case r.timer != nil:
+		r.timer.Stop()
+	}
+}
+
+// expire refuses a body that does not come. The goroutine in Recv goes on
+// until Envoy closes the stream, which it does after an HTTP answer.
+func (r *run) expire() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return
+	}
+	r.out = r.stream.expire(r.server.clock(), r.out[:0])
+	if !r.send() {
+		r.end()
+	}
+}
+
+// receiveFailed looks at why no more messages come. The end of a stream and a
+// client that left are ordinary; a message over gRPC's limit is a body over ours.
+func (r *run) receiveFailed(err error) {
+	if errors.Is(err, io.EOF) || status.Code(err) != codes.ResourceExhausted {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.closed && (r.stream.phase == reading || r.stream.phase == passing) && !r.stream.answered {
+		r.out = r.stream.refuse(r.server.clock(), r.server.tooLarge(), r.out[:0])
+		r.send()
+	}
+}
+
+func (r *run) close() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.timer != nil {
+		r.timer.Stop()
+	}
+	r.end()
+}
+
+// end frees what the stream holds. The caller holds mu.
+func (r *run) end() {
+	if !r.closed {
+		r.closed = true
+		r.stream.end(r.server.clock())
+	}
+}
+
+// step is stream.step that survives a fault in our own code: a request that
+// has not been answered gets 503, one that has been goes on untouched.
+func (s *Server) step(st *stream, in *extprocv3.ProcessingRequest, out responses) (answers responses) {
+	before := len(out)
+	defer func() {
+		if p := recover(); p != nil {
+			s.fault("panic")
+			s.log.Error("step panicked", "panic", fmt.Sprint(p), "request", st.id)
+			answers = st.refuse(s.clock(), &Refusal{Cause: CauseInternal}, out[:before])
+		}
+	}()
+	return st.step(s.clock(), in, out)
+}
+
+// pick asks the router, and where that panics, for a choice by load alone.
+func (s *Server) pick(now time.Time, ask Ask) (d Decision, r *Refusal) {
+	defer func() {
+		if p := recover(); p != nil {
+			s.fault("panic")
+			s.log.Error("pick panicked", "panic", fmt.Sprint(p), "request", ask.ID)
+			ask.Body = nil
+			d, r = s.router.Route(now, ask)
+		}
+	}()
+	return s.router.Route(now, ask)
+}
+
+// admit counts a stream in, unless there are too many.
+func (s *Server) admit() bool {
+	if s.streams.Add(1) > int64(s.cfg.MaxStreams) {
+		s.streams.Add(-1)
+		return false
+	}
+	return true
+}
+
+func (s *Server) leave() { s.streams.Add(-1) }
+
+func (s *Server) fault(reason string) { s.metrics.Faults.WithLabelValues(reason).Inc() }
+
+func (s *Server) tooLarge() *Refusal {
+	return &Refusal{Cause: CauseTooLarge, Detail: fmt.Sprintf("The request body is larger than %d bytes.", s.cfg.MaxBodyBytes)}
+}
+
+func (s *Server) refused(r *Refusal) { s.metrics.Requests.WithLabelValues(string(r.Cause)).Inc() }
+
+// finished counts and logs a request that was sent to a worker, or left before.
+func (s *Server) finished(st *stream, outcome string) {
+	s.metrics.Requests.WithLabelValues(outcome).Inc()
+	s.plans.update(st.id, func(e *Entry) { e.Outcome = outcome })
+	p := st.decision.Plan
+	s.log.LogAttrs(context.Background(), slog.LevelDebug, "request",
+		slog.String("id", st.id), slog.String("path", st.head.path), slog.String("outcome", outcome),
+		slog.String("worker", string(p.Decode.Worker)), slog.String("prefill", prefillWorker(p)),
+		slog.String("reason", string(p.Reason)), slog.Int("isl", p.ISL), slog.Int("cached", p.Cached),
+		slog.Float64("ttft_ms", p.TTFTMs))
+}
+
+func prefillWorker(p picker.Plan) string {
+	if p.Prefill == nil {
+		return ""
+	}
+	return string(p.Prefill.Worker)
+}
+
+// randomID makes a request id for a gateway that sends none.
+func randomID() string {
+	var b [12]byte
+	_, _ = rand.Read(b[:]) // never fails: crypto/rand ends the process instead
+	return hex.EncodeToString(b[:])
+}

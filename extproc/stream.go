@@ -1,0 +1,420 @@
+package extproc
+
+import (
+	"strconv"
+	"time"
+
+	extprocfilterv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
+	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+
+	"github.com/kvlane/kvlane/picker"
+)
+
+// phase is how far a stream's request side is.
+type phase uint8
+
+const (
+	awaiting phase = iota // no headers yet
+	reading               // the body is kept until its end, then the request is routed
+	passing               // the request is routed, pieces of its body go back as they come
+	sent                  // the whole request has been answered
+	refused               // an HTTP answer was given; nothing follows
+)
+
+// stream is one request. Its methods take a message and the time and append the
+// answers to out; they do no I/O. One goroutine at a time.
+type stream struct {
+	srv *Server
+
+	phase        phase
+	requestMode  extprocfilterv3.ProcessingMode_BodySendMode
+	responseMode extprocfilterv3.ProcessingMode_BodySendMode
+	head         head
+	id           string
+	subset       []string
+	hasSubset    bool
+
+	body      []byte // only in reading
+	reserved  int64  // of the server's memory for bodies
+	started   time.Time
+	deadline  time.Time // of the next piece of the body, in reading
+	trailers  bool      // the request's trailers are answered
+	admitted  bool      // counted in the server's streams
+	observing bool      // Envoy ignores answers: none are given, nothing is booked
+
+	decision Decision
+	booked   bool
+	answered bool // the response side has begun
+	complete bool // the answer's end was seen
+}
+
+func newStream(s *Server) *stream {
+	// Without a protocol_config (gateways before Envoy 1.34) the mode is the one
+	// that the endpoint picker protocol prescribes.
+	return &stream{srv: s,
+		requestMode:  extprocfilterv3.ProcessingMode_FULL_DUPLEX_STREAMED,
+		responseMode: extprocfilterv3.ProcessingMode_FULL_DUPLEX_STREAMED}
+}
+
+type responses = []*extprocv3.ProcessingResponse
+
+// step answers one message.
+func (s *stream) step(now time.Time, in *extprocv3.ProcessingRequest, out responses) responses {
+	if s.phase == refused || s.observing {
+		return out
+	}
+	switch v := in.GetRequest().(type) {
+	case *extprocv3.ProcessingRequest_RequestHeaders:
+		return s.requestHeaders(now, in, v.RequestHeaders, out)
+	case *extprocv3.ProcessingRequest_RequestBody:
+		return s.requestBody(now, v.RequestBody, out)
+	case *extprocv3.ProcessingRequest_RequestTrailers:
+		return s.requestTrailers(now, out)
+	case *extprocv3.ProcessingRequest_ResponseHeaders:
+		return s.responseHeaders(now, in, v.ResponseHeaders, out)
+	case *extprocv3.ProcessingRequest_ResponseBody:
+		return s.responseBody(v.ResponseBody, out)
+	case *extprocv3.ProcessingRequest_ResponseTrailers:
+		s.complete = true
+		return append(out, responseTrailersAnswer())
+	}
+	return s.unexpected(out) // a message without a request, from a newer protocol
+}
+
+func (s *stream) requestHeaders(now time.Time, in *extprocv3.ProcessingRequest, h *extprocv3.HttpHeaders, out responses) responses {
+	if s.phase != awaiting {
+		return s.unexpected(out)
+	}
+	s.started = now
+	if c := in.GetProtocolConfig(); c != nil {
+		s.requestMode, s.responseMode = c.GetRequestBodyMode(), c.GetResponseBodyMode()
+	}
+	if in.GetObservabilityMode() {
+		s.observing = true
+		return out
+	}
+	s.head = readHead(h.GetHeaders(), s.srv.routing)
+	s.subset, s.hasSubset = readSubset(in.GetMetadataContext())
+	s.id = s.srv.ids.take(requestID(s.head.requestID), s.srv.newID)
+	if !s.srv.admit() {
+		return s.refuse(now, &Refusal{Cause: CauseStreams, RetryAfter: time.Second}, out)
+	}
+	s.admitted = true
+	if h.GetEndOfStream() || !s.mustRead() {
+		return s.answerHeaders(now, h.GetEndOfStream(), out)
+	}
+	if n, err := strconv.ParseInt(s.head.contentLength, 10, 64); err == nil && n > int64(s.srv.cfg.MaxBodyBytes) {
+		return s.refuse(now, s.srv.tooLarge(), out)
+	}
+	s.phase = reading
+	if s.fullDuplex() {
+		s.deadline = now.Add(s.srv.cfg.BodyIdleTimeout)
+		return out
+	}
+	// A buffered body comes only after the headers are answered, and all at once;
+	// its own answer can still change the headers.
+	return append(out, requestHeadersAnswer(nil))
+}
+
+// fullDuplex reports whether bodies are pieces that both sides send when they
+// like.
+func (s *stream) fullDuplex() bool {
+	return s.requestMode == extprocfilterv3.ProcessingMode_FULL_DUPLEX_STREAMED
+}
+
+// mustRead reports whether the body decides where the request goes, and can be
+// had before the headers are answered for good.
+func (s *stream) mustRead() bool {
+	if !hasPrompt(s.head) {
+		return false
+	}
+	if compressed(s.head.contentEncoding) {
+		s.srv.fault("compressed")
+		return false
+	}
+	switch s.requestMode {
+	case extprocfilterv3.ProcessingMode_FULL_DUPLEX_STREAMED, extprocfilterv3.ProcessingMode_BUFFERED,
+		extprocfilterv3.ProcessingMode_BUFFERED_PARTIAL:
+		return true
+	default:
+		// In STREAMED mode Envoy keeps the body back until the headers are answered.
+		return false
+	}
+}
+
+// answerHeaders routes a request by load and answers its headers.
+func (s *stream) answerHeaders(now time.Time, end bool, out responses) responses {
+	if r := s.route(now, nil); r != nil {
+		return s.refuse(now, r, out)
+	}
+	s.phase = passing
+	if end {
+		s.phase = sent
+	}
+	return append(out, s.routedHeaders())
+}
+
+// routedHeaders is the headers answer of a routed request.
+func (s *stream) routedHeaders() *extprocv3.ProcessingResponse {
+	c := routed(s.head, &s.decision)
+	c.ClearRouteCache = s.srv.cfg.ClearRouteCache
+	a := requestHeadersAnswer(c)
+	a.DynamicMetadata = metadata(s.decision.Plan)
+	return a
+}
+
+func (s *stream) requestBody(now time.Time, b *extprocv3.HttpBody, out responses) responses {
+	s.srv.metrics.RequestBytes.Add(float64(len(b.GetBody())))
+	switch s.phase {
+	case reading:
+		if r := s.keep(b.GetBody()); r != nil {
+			return s.refuse(now, r, out)
+		}
+		if b.GetEndOfStream() || !s.fullDuplex() {
+			return s.endOfBody(now, b.GetEndOfStream(), out)
+		}
+		s.deadline = earlier(now.Add(s.srv.cfg.BodyIdleTimeout), s.started.Add(s.srv.cfg.BodyTimeout))
+		return out
+	case passing:
+		if b.GetEndOfStream() {
+			s.phase = sent
+		}
+		if !s.fullDuplex() {
+			return append(out, requestBodyAnswer(nil))
+		}
+		pieces(b.GetBody(), b.GetEndOfStream(), func(p []byte, end bool) {
+			out = append(out, requestBodyAnswer(streamed(p, end)))
+		})
+		return out
+	case sent:
+		s.srv.fault("body-after-end")
+		return out
+	default:
+		return s.unexpected(out)
+	}
+}
+
+// endOfBody routes a request whose body is complete, and gives back the body.
+// end is false where trailers follow, or where a partial buffer was full.
+func (s *stream) endOfBody(now time.Time, end bool, out responses) responses {
+	body := s.body
+	partial := !end && s.requestMode == extprocfilterv3.ProcessingMode_BUFFERED_PARTIAL
+	if partial {
+		body = nil // half a document says nothing that can be relied on
+	}
+	if r := s.route(now, body); r != nil {
+		return s.refuse(now, r, out)
+	}
+	s.phase = passing
+	if end || s.trailers {
+		s.phase = sent
+	}
+	if !s.fullDuplex() {
+		a := requestBodyAnswer(routed(s.head, &s.decision))
+		a.GetRequestBody().Response.ClearRouteCache = s.srv.cfg.ClearRouteCache
+		a.DynamicMetadata = metadata(s.decision.Plan)
+		return append(out, a)
+	}
+	out = append(out, s.routedHeaders())
+	pieces(s.body, end, func(p []byte, last bool) {
+		out = append(out, requestBodyAnswer(streamed(p, last)))
+	})
+	return out
+}
+
+func (s *stream) requestTrailers(now time.Time, out responses) responses {
+	if s.phase == awaiting || s.trailers {
+		return s.unexpected(out)
+	}
+	s.trailers = true
+	if s.phase == reading {
+		if s.fullDuplex() {
+			out = s.endOfBody(now, false, out)
+		} else {
+			out = s.trailersOnly(now, out)
+		}
+		if s.phase == refused {
+			return out
+		}
+	}
+	s.phase = sent
+	return append(out, requestTrailersAnswer())
+}
+
+// trailersOnly routes a buffered request that had no body but trailers. The
+// trailers' answer cannot change headers, so the metadata alone has the choice.
+func (s *stream) trailersOnly(now time.Time, out responses) responses {
+	if r := s.route(now, nil); r != nil {
+		return s.refuse(now, r, out)
+	}
+	return out
+}
+
+func (s *stream) responseHeaders(now time.Time, in *extprocv3.ProcessingRequest, h *extprocv3.HttpHeaders, out responses) responses {
+	if s.answered {
+		return s.unexpected(out)
+	}
+	s.answered = true
+	s.complete = h.GetEndOfStream()
+	if addr := readServed(in.GetMetadataContext()); addr != "" && s.booked {
+		s.served(now, addr)
+	}
+	return append(out, responseHeadersAnswer())
+}
+
+func (s *stream) responseBody(b *extprocv3.HttpBody, out responses) responses {
+	s.srv.metrics.ResponseBytes.Add(float64(len(b.GetBody())))
+	s.complete = s.complete || b.GetEndOfStream()
+	if s.responseMode != extprocfilterv3.ProcessingMode_FULL_DUPLEX_STREAMED {
+		return append(out, responseBodyAnswer(nil))
+	}
+	pieces(b.GetBody(), b.GetEndOfStream(), func(p []byte, end bool) {
+		out = append(out, responseBodyAnswer(streamed(p, end)))
+	})
+	return out
+}
+
+// expire refuses a request whose body has not come in time.
+func (s *stream) expire(now time.Time, out responses) responses {
+	if s.phase != reading || s.deadline.IsZero() || now.Before(s.deadline) {
+		return out
+	}
+	return s.refuse(now, &Refusal{Cause: CauseTimeout}, out)
+}
+
+// route asks the router and books. body is nil where only the load counts.
+func (s *stream) route(now time.Time, body []byte) *Refusal {
+	began := s.srv.clock()
+	ask := Ask{ID: s.id, Method: s.head.method, Path: s.head.path, Body: body,
+		Subset: s.subset, HasSubset: s.hasSubset, Policy: s.policy()}
+	d, r := s.srv.pick(now, ask)
+	s.srv.metrics.PickSeconds.Observe(s.srv.clock().Sub(began).Seconds())
+	s.decision = d
+	if r != nil {
+		return r
+	}
+	s.booked = true
+	s.srv.metrics.OpenBookings.Inc()
+	s.srv.metrics.KnownTokens.Add(float64(d.KnownTokens))
+	s.srv.metrics.PromptTokens.Add(float64(d.Plan.ISL))
+	s.srv.plans.add(Entry{At: now, Path: s.head.path, Decision: d})
+	return nil
+}
+
+// policy is what the client asks for, where that is allowed.
+func (s *stream) policy() picker.Policy {
+	if s.head.policy == "" || !s.srv.cfg.AllowPolicyHeader {
+		return ""
+	}
+	switch p := picker.Policy(s.head.policy); p {
+	case picker.PolicyKV, picker.PolicyRoundRobin, picker.PolicyLeastRequests, picker.PolicyRandom:
+		return p
+	}
+	s.srv.fault("bad-policy")
+	return ""
+}
+
+// refuse answers the client and ends the stream.
+func (s *stream) refuse(now time.Time, r *Refusal, out responses) responses {
+	s.phase = refused
+	s.srv.refused(r)
+	d := s.decision
+	if d.Plan.Request == "" {
+		d.Plan.Request = s.id
+	}
+	s.srv.plans.add(Entry{At: now, Path: s.head.path, Decision: d, Refusal: r.Error(), Outcome: string(r.Cause)})
+	return append(out, r.immediate(s.srv.cfg.Overloaded529))
+}
+
+// unexpected counts a message that has no place in the protocol and gives no
+// answer: Envoy would take one for a fault of ours.
+func (s *stream) unexpected(out responses) responses {
+	s.srv.fault("unexpected-message")
+	return out
+}
+
+// keep adds a piece to the body, within the limits.
+func (s *stream) keep(piece []byte) *Refusal {
+	need := len(s.body) + len(piece)
+	if need > s.srv.cfg.MaxBodyBytes {
+		return s.srv.tooLarge()
+	}
+	if need <= cap(s.body) {
+		s.body = append(s.body, piece...)
+		return nil
+	}
+	size := len(piece)
+	if s.body != nil {
+		size = min(max(2*cap(s.body), need), s.srv.cfg.MaxBodyBytes)
+	}
+	// Both buffers are there while the bytes are copied.
+	if !s.srv.buffers.reserve(int64(size)) {
+		return &Refusal{Cause: CauseMemory, RetryAfter: time.Second}
+	}
+	old := s.reserved
+	s.reserved += int64(size)
+	if s.body == nil {
+		s.body = piece[:len(piece):len(piece)] // most bodies are one piece: no copy
+	} else {
+		s.body = append(append(make([]byte, 0, size), s.body...), piece...)
+	}
+	s.srv.buffers.release(old)
+	s.reserved -= old
+	return nil
+}
+
+// release gives back the body's memory once its pieces are sent or it is
+// refused.
+func (s *stream) release() {
+	if s.phase == reading {
+		return
+	}
+	s.body = nil
+	s.srv.buffers.release(s.reserved)
+	s.reserved = 0
+}
+
+// end closes the booking and whatever else the stream holds, once.
+func (s *stream) end(now time.Time) {
+	if s.phase == awaiting {
+		return
+	}
+	outcome := "aborted"
+	if s.complete {
+		outcome = "done"
+	}
+	if s.phase != refused && !s.observing {
+		s.srv.finished(s, outcome)
+	}
+	if s.booked {
+		s.booked = false
+		s.srv.router.Close(now, s.id)
+		s.srv.metrics.OpenBookings.Dec()
+	}
+	s.phase = refused
+	s.release()
+	if s.id != "" {
+		s.srv.ids.drop(s.id)
+		s.id = ""
+	}
+	if s.admitted {
+		s.admitted = false
+		s.srv.leave()
+	}
+}
+
+func earlier(a, b time.Time) time.Time {
+	if a.Before(b) {
+		return a
+	}
+	return b
+}
+
+// served books the request on the worker that really has it.
+func (s *stream) served(now time.Time, address string) {
+	if address != s.decision.Plan.Decode.Address {
+		s.srv.fault("served-elsewhere")
+	}
+	s.srv.router.Served(now, s.id, address)
+	s.srv.plans.update(s.id, func(e *Entry) { e.Served = address })
+}
