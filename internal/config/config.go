@@ -1,0 +1,166 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"strings"
+
+	"github.com/kvlane/kvlane/extproc"
+	"github.com/kvlane/kvlane/internal/observability"
+	"github.com/kvlane/kvlane/picker"
+)
+
+// Config is everything that an operator may set of a picker process.
+type Config struct {
+	Picker  picker.Config  `yaml:"picker"`
+	ExtProc extproc.Config `yaml:"extproc"`
+	Index   Index          `yaml:"index"`
+	Log     Log            `yaml:"log"`
+	// Pprof serves Go's profiles on the admin page.
+	Pprof bool `yaml:"pprof"`
+}
+
+// Index bounds what a picker remembers.
+type Index struct {
+	// PrefixMapBytes is the memory for learned prefixes; the least recently used
+	// go first. 1 MiB to 1 TiB. 256 MiB hold some 4 million chunks of 64 bytes.
+	PrefixMapBytes int `yaml:"prefixMapBytes"`
+}
+
+// Log is about the process's own log lines.
+type Log struct {
+	// Level is debug, info, warn or error. At debug there is a line for each request.
+	Level string `yaml:"level"`
+	// Format is text or json.
+	Format observability.Format `yaml:"format"`
+}
+
+// Default is the configuration where nothing else is said, and the only source
+// of defaults.
+func Default() Config {
+	return Config{
+		Picker:  picker.DefaultConfig(),
+		ExtProc: extproc.Default(),
+		Index:   Index{PrefixMapBytes: 256 << 20},
+		Log:     Log{Level: "info", Format: observability.Text},
+	}
+}
+
+// keys are the names of the file. A test compares them with the struct's tags.
+func (c *Config) keys() []key {
+	return []key{
+		section("picker",
+			value("policy", &c.Picker.Policy),
+			value("alpha", &c.Picker.Alpha),
+			value("chunkTokens", &c.Picker.ChunkTokens),
+			value("fallbacks", &c.Picker.Fallbacks),
+			value("maxRequests", &c.Picker.MaxRequests),
+			value("maxQueueMs", &c.Picker.MaxQueueMs),
+			value("adapterMs", &c.Picker.AdapterMs),
+			value("timeScale", &c.Picker.TimeScale),
+			value("defaultDeployment", &c.Picker.DefaultDeployment),
+			value("defaultLease", &c.Picker.DefaultLease),
+			value("leaseGrace", &c.Picker.LeaseGrace),
+			value("bookingLease", &c.Picker.BookingLease),
+		),
+		section("extproc",
+			value("maxBodyBytes", &c.ExtProc.MaxBodyBytes),
+			value("maxBufferedBytes", &c.ExtProc.MaxBufferedBytes),
+			value("maxStreams", &c.ExtProc.MaxStreams),
+			value("bodyIdleTimeout", &c.ExtProc.BodyIdleTimeout),
+			value("bodyTimeout", &c.ExtProc.BodyTimeout),
+			value("allowPolicyHeader", &c.ExtProc.AllowPolicyHeader),
+			value("clearRouteCache", &c.ExtProc.ClearRouteCache),
+			value("overloaded529", &c.ExtProc.Overloaded529),
+			value("plans", &c.ExtProc.Plans),
+		),
+		section("index",
+			value("prefixMapBytes", &c.Index.PrefixMapBytes),
+		),
+		section("log",
+			value("level", &c.Log.Level),
+			value("format", &c.Log.Format),
+		),
+		value("pprof", &c.Pprof),
+	}
+}
+
+// Load reads a file over the defaults. An error lists every fault of the file,
+// one a line; each wraps to nothing else. An empty path is [Default].
+func Load(path string) (Config, error) {
+	if path == "" {
+		return Default(), nil
+	}
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return Config{}, fmt.Errorf("read configuration: %w", err)
+	}
+	c, faults := parse(data)
+	switch len(faults) {
+	case 0:
+		return c, nil
+	case 1:
+		return Config{}, fmt.Errorf("%s: %w", path, faults[0])
+	default:
+		return Config{}, fmt.Errorf("%s: %d faults:\n%w", path, len(faults), errors.Join(faults...))
+	}
+}
+
+func parse(data []byte) (Config, []error) {
+	c := Default()
+	faults := decode(data, c.keys())
+	return c, append(faults, c.faults()...)
+}
+
+// Validate lists every value that is out of bounds, each with its dotted path.
+func (c Config) Validate() error { return errors.Join(c.faults()...) }
+
+func (c Config) faults() []error {
+	var faults []error
+	under := func(section string, err error) {
+		for _, fault := range split(err) {
+			faults = append(faults, fmt.Errorf("%s.%w", section, fault))
+		}
+	}
+	under("picker", c.Picker.Validate())
+	under("extproc", c.ExtProc.Validate())
+	if n := c.Index.PrefixMapBytes; n < 1<<20 || n > 1<<40 {
+		faults = append(faults, fmt.Errorf("index.prefixMapBytes: %d is not within %d to %d", n, 1<<20, 1<<40))
+	}
+	if _, err := c.Log.SlogLevel(); err != nil {
+		faults = append(faults, fmt.Errorf("log.level: %w", err))
+	}
+	if f := c.Log.Format; f != observability.Text && f != observability.JSON {
+		faults = append(faults, fmt.Errorf("log.format: %q is not text or json", f))
+	}
+	return faults
+}
+
+// split takes apart what [errors.Join] put together.
+func split(err error) []error {
+	if err == nil {
+		return nil
+	}
+	if joined, ok := err.(interface{ Unwrap() []error }); ok { //nolint:errorlint // only the error itself
+		return joined.Unwrap()
+	}
+	return []error{err}
+}
+
+// SlogLevel is the level as the logger wants it.
+func (l Log) SlogLevel() (slog.Level, error) {
+	switch strings.ToLower(l.Level) {
+	case "debug":
+		return slog.LevelDebug, nil
+	case "info":
+		return slog.LevelInfo, nil
+	case "warn":
+		return slog.LevelWarn, nil
+	case "error":
+		return slog.LevelError, nil
+	default:
+		return 0, fmt.Errorf("%q is not debug, info, warn or error", l.Level)
+	}
+}
