@@ -7,10 +7,16 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
+// The legs of a request; the random policy chooses for each alone.
+const (
+	decodeLeg  = 0
+	prefillLeg = 1
+)
+
 // choosePrefill is the place in costs of the worker for the prefill leg; -1 if
 // there is none.
 func (k *picking) choosePrefill() int {
-	return k.byPolicy(1, func(c *Cost) bool { return c.Excluded == outPrefill })
+	return k.byPolicy(prefillLeg, func(c *Cost) bool { return c.Excluded == outPrefill })
 }
 
 // choose is the place in costs of the target, alone or with the prefill worker.
@@ -18,7 +24,7 @@ func (k *picking) choosePrefill() int {
 // more than the set-up of a transfer, since the hand-off is one more thing that
 // can fail. The other policies use prefill workers wherever there are any.
 func (k *picking) choose() int {
-	local := k.byPolicy(0, func(c *Cost) bool { return c.Excluded == "" && c.Prefill == nil })
+	local := k.byPolicy(decodeLeg, func(c *Cost) bool { return c.Excluded == "" && c.Prefill == nil })
 	pairs := k.costs[len(k.fleet.Endpoints):]
 	if len(pairs) == 0 {
 		return local
@@ -27,7 +33,7 @@ func (k *picking) choose() int {
 		target := k.costs[local].Target
 		return len(k.fleet.Endpoints) + slices.IndexFunc(pairs, func(c Cost) bool { return c.Target == target })
 	}
-	pair := k.byPolicy(0, func(c *Cost) bool { return c.Prefill != nil })
+	pair := k.byPolicy(decodeLeg, func(c *Cost) bool { return c.Prefill != nil })
 	if k.costs[pair].Total+k.fleet.Transfer.SetupMs < k.costs[local].Total {
 		return pair
 	}
@@ -35,13 +41,13 @@ func (k *picking) choose() int {
 }
 
 // byPolicy applies the policy to the costs for which in is true; -1 if there
-// are none. leg makes the two legs' random choices independent.
-func (k *picking) byPolicy(leg uint64, in func(*Cost) bool) int {
+// are none.
+func (k *picking) byPolicy(leg byte, in func(*Cost) bool) int {
 	switch k.policy {
 	case PolicyRoundRobin:
 		return k.nth(k.req.Turn, in)
 	case PolicyRandom:
-		return k.nth(k.seed+leg*0x9e3779b97f4a7c15, in) // an odd constant: the golden ratio
+		return k.nth(xxh3.HashSeed([]byte{leg}, k.seed), in)
 	case PolicyLeastRequests:
 		return k.least(in, func(i int) float64 { return float64(k.fleet.Endpoints[i].Requests) })
 	default:

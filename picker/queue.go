@@ -52,12 +52,12 @@ func (r rates) ms(tokens, area int) float64 {
 // that of the others, of which the worker does what time our own leaves.
 func (q *queue) ms(r rates, now time.Time) float64 {
 	ours, others := r.ms(q.tokens, q.area), r.ms(q.others, 0)
-	spare := msBetween(q.reported, now)
-	spent := 0.0
+	spent, onOurs := 0.0, 0.0 // since start; since the report
 	if len(q.legs) > 0 {
 		spent = msBetween(q.start, now)
-		spare = max(0, min(spare, spent-ours))
+		onOurs = max(0, min(spent, ours)-msBetween(q.start, q.reported))
 	}
+	spare := max(0, msBetween(q.reported, now)-onOurs)
 	return r.decodeMs/2 + max(ours-spent, floorShare*ours) + max(others-spare, floorShare*others)
 }
 
@@ -121,7 +121,9 @@ func (q *queue) cut(l *leg, r rates) (before, own float64, ok bool) {
 // report takes over the worker's count of uncached tokens accepted and not yet
 // prefilled. What exceeds the accepted ones of ours belongs to other replicas
 // and direct clients. If it is less than ours, the difference has been
-// prefilled, or needed no prefill: the backlog is at least that far.
+// prefilled or needed no prefill, oldest first: those legs are finished even if
+// no first token is reported (answers that do not stream show none), and the
+// next one is that far.
 func (q *queue) report(tokens int, r rates, now time.Time) {
 	accepted := 0
 	for _, l := range q.legs {
@@ -129,10 +131,22 @@ func (q *queue) report(tokens int, r rates, now time.Time) {
 			accepted += l.uncached
 		}
 	}
+	since := q.reported
 	q.others, q.reported = max(0, tokens-accepted), now
-	if done := accepted - tokens; done > 0 {
-		if at := now.Add(-duration(r.prefill.B * float64(done))); at.Before(q.start) {
-			q.start = at
+	done := accepted - tokens
+	for i := 0; i < len(q.legs) && done > 0; {
+		l := q.legs[i]
+		switch {
+		case !l.accepted:
+			i++
+		case l.uncached <= done:
+			done -= l.uncached
+			q.finish(l, r, since, now)
+		default:
+			if at := now.Add(-duration(r.prefill.B * float64(done))); at.Before(q.start) {
+				q.start = at
+			}
+			return
 		}
 	}
 }

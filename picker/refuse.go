@@ -2,9 +2,10 @@ package picker
 
 import "github.com/kvlane/kvlane/kvindex"
 
-// minRetryMs is the shortest time to come back after: a pool at its request
-// limit may have nothing to prefill and yet be full of long answers.
-const minRetryMs = 1
+// fullRetryMs is the time to come back to an endpoint at its request limit: it
+// may have nothing to prefill and yet be full of answers of unknown length. One
+// second is the shortest that a Retry-After header can say.
+const fullRetryMs = 1000
 
 // refusal is why no endpoint can be chosen; empty if one can.
 //
@@ -42,7 +43,7 @@ func (k *picking) refusal() Reason {
 }
 
 // refuse is the plan without a target. If the pool is overloaded it says when
-// the first of the full endpoints has emptied its queue.
+// the first of the full endpoints is predicted to have emptied its queue.
 func (k *picking) refuse(reason Reason) Plan {
 	p := Plan{Request: k.req.ID, ISL: k.req.ISL, Reason: reason, Costs: k.costs}
 	if reason != ReasonOverloaded {
@@ -52,7 +53,10 @@ func (k *picking) refuse(reason Reason) Plan {
 		if !k.full(i) {
 			continue
 		}
-		drain := max(minRetryMs, k.fleet.Endpoints[i].QueueMs)
+		drain := k.fleet.Endpoints[i].QueueMs
+		if k.costs[i].Excluded == outRequests {
+			drain = max(drain, fullRetryMs)
+		}
 		if p.RetryAfterMs == 0 || drain < p.RetryAfterMs {
 			p.RetryAfterMs = drain
 		}
