@@ -1,0 +1,115 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kvlane/kvlane/internal/observability"
+	"github.com/kvlane/kvlane/kvindex"
+	"github.com/kvlane/kvlane/kvindex/memlog"
+	"github.com/kvlane/kvlane/workers"
+)
+
+// agentFlags are the flags of `kvlane agent` that are not fields of
+// [workers.Config] as they stand.
+type agentFlags struct {
+	workerID   string
+	role       string
+	log        string
+	noFallback bool
+	logLevel   string
+	logFormat  string
+}
+
+// newAgentCommand is `kvlane agent`.
+func newAgentCommand() *cobra.Command {
+	cfg := workers.Default()
+	var f agentFlags
+	cmd := &cobra.Command{
+		Use:   "agent [flags] [-- COMMAND ARGS...]",
+		Short: "Run the agent of one engine: events and load to the log, requests to the engine",
+		Long: `Run the agent of one engine.
+
+With a command after --, the agent starts the engine and ends with an error when
+the engine ends. Without one it attaches to the engine at --engine and waits for
+it however often it goes away.`,
+		Example: `  kvlane agent --engine http://127.0.0.1:8200 --kv-events tcp://127.0.0.1:5557 --kv-replay tcp://127.0.0.1:5657
+  kvlane agent --listen 127.0.0.1:8001 --engine http://127.0.0.1:8201 -- vllm serve MODEL --port 8201`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if cmd.ArgsLenAtDash() > 0 || (cmd.ArgsLenAtDash() < 0 && len(args) > 0) {
+				return fmt.Errorf("unexpected argument %q: the engine's command goes after --", args[0])
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			cfg.Command, cfg.CommandOutput = args, os.Stderr
+			return runAgent(cmd.Context(), cfg, f)
+		},
+	}
+	addAgentFlags(cmd, &cfg, &f)
+	return cmd
+}
+
+func addAgentFlags(cmd *cobra.Command, cfg *workers.Config, f *agentFlags) {
+	fl := cmd.Flags()
+	fl.StringVar(&cfg.Listen, "listen", cfg.Listen, "host:port for requests")
+	fl.StringVar(&cfg.Advertise, "advertise", "", "ip:port that gateways use (default: what --listen bound)")
+	fl.StringVar(&cfg.Admin, "admin", "", "host:port of metrics and state pages, or off (default: --listen's port + 100)")
+	fl.StringVar(&f.workerID, "worker-id", "", "name of this worker in the log (default: the advertised address)")
+	fl.StringVar(&cfg.Engine, "engine", cfg.Engine, "URL of the engine")
+	fl.StringVar(&f.log, "log", "127.0.0.1:9004", "host:port of the log")
+	fl.StringVar(&f.role, "role", kvindex.RoleAggregated.String(), "aggregated, prefill or decode")
+	fl.StringSliceVar(&cfg.KVEvents, "kv-events", cfg.KVEvents, "ZMQ endpoints of the engine's KV events, one per data-parallel rank; empty for none")
+	fl.StringSliceVar(&cfg.KVReplay, "kv-replay", cfg.KVReplay, "ZMQ replay endpoints, in the same order; empty for none")
+	fl.StringVar(&cfg.Deployment, "deployment", "", "name of the timing constants to start from")
+	fl.StringVar(&cfg.Secret, "secret", os.Getenv("KVLANE_SECRET"), "secret of the pool, the same as the picker's (environment: KVLANE_SECRET)")
+	fl.StringSliceVar(&cfg.PrefillAllow, "prefill-allow", nil, "ip:port of prefill workers that a header may name (default: those in the log)")
+	fl.DurationVar(&cfg.PrefillTimeout, "prefill-timeout", cfg.PrefillTimeout, "longest prefill on another worker")
+	fl.BoolVar(&f.noFallback, "no-prefill-fallback", false, "answer with an error when a prefill worker fails, in place of prefilling here")
+	fl.DurationVar(&cfg.DrainTimeout, "drain-timeout", cfg.DrainTimeout, "longest wait for requests under way at a stop")
+	fl.DurationVar(&cfg.StartTimeout, "start-timeout", cfg.StartTimeout, "longest wait for an engine started with -- to become ready")
+	fl.StringVar(&f.logLevel, "log-level", "info", "debug, info, warn or error")
+	fl.StringVar(&f.logFormat, "log-format", string(observability.Text), "text or json")
+}
+
+func runAgent(ctx context.Context, cfg workers.Config, f agentFlags) error {
+	role, err := kvindex.ParseRole(f.role)
+	if err != nil {
+		return err
+	}
+	if role == kvindex.RoleRelay {
+		return errors.New("role relay: an agent has an engine; want aggregated, prefill or decode")
+	}
+	cfg.Role, cfg.WorkerID, cfg.PrefillFallback = role, kvindex.WorkerID(f.workerID), !f.noFallback
+	if len(cfg.KVEvents) == 0 {
+		cfg.KVReplay = nil
+	}
+	var level slog.Level
+	if err := level.UnmarshalText([]byte(f.logLevel)); err != nil {
+		return fmt.Errorf("log-level: %w", err)
+	}
+	logger, err := observability.NewLogger(os.Stderr, level, observability.Format(f.logFormat))
+	if err != nil {
+		return err
+	}
+	client, err := memlog.Dial(f.log)
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	agent, err := workers.New(cfg, workers.Deps{Log: client, Logger: logger, Registry: observability.NewRegistry()})
+	if err != nil {
+		return err
+	}
+	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	logger.Info("agent starts", "listen", cfg.Listen, "setup", cfg.Describe())
+	return agent.Run(ctx)
+}

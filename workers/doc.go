@@ -1,0 +1,32 @@
+// Package workers is the agent that runs beside one engine.
+//
+// It attaches to an engine or starts one, and does four things. It follows the
+// engine's KV events, notices what was lost, and writes what the engine holds to
+// the log. It proxies requests byte for byte, and on the way learns which token
+// ids a text has. It counts what the engine has to do and reports that as load.
+// And it does the prefill leg of a request on another worker when the picker
+// says so.
+//
+// Identity. Engine hashes never leave the agent: events are translated into
+// [kvindex.BlockHash] from token ids. Epoch is one life of the engine, in
+// milliseconds of the wall clock: of the process's start where its metrics say
+// it, else of the agent's first contact. Term is the agent's start in
+// milliseconds. Sequence numbers start at term*1024 with a Cleared, so that an
+// agent that restarts needs no memory of its past.
+//
+// Lost events. A gap in the numbers is filled from the engine's replay socket
+// before the batch that revealed it is applied. What cannot be had makes the
+// content doubtful: the agent publishes Cleared and builds up from what follows.
+// A number that falls back with another payload, a replay that shows another
+// past, a refused connection and a later process start are a new life: a new
+// epoch, empty.
+//
+// Invariants. One goroutine writes to the log. No request waits for the log.
+// With no request in flight, every load figure is 0. The engine sees no header
+// that steers, and of a body's bytes only return_token_ids and
+// kv_transfer_params change.
+//
+// The package does not choose workers, holds no prompt text longer than its
+// request, and keeps nothing on disk. Continuing a stream on another worker after
+// an engine's death is not built yet: the client gets an error event.
+package workers

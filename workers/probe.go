@@ -1,0 +1,190 @@
+package workers
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/kvlane/kvlane/workers/engine"
+)
+
+const (
+	// probeTimeout bounds one look at the engine.
+	probeTimeout = 2 * time.Second
+	// failuresToDown is how many looks in a row must fail before the engine counts
+	// as down: a busy one may be slow once. A refused connection counts at once.
+	failuresToDown = 3
+	// modelsEvery is how many looks pass between two readings of the model list.
+	modelsEvery = 4
+)
+
+// engineState is what is known of the engine at one moment.
+type engineState struct {
+	Up      bool
+	Models  engine.Models
+	Metrics engine.Metrics
+	// Why says why it is not up.
+	Why string
+}
+
+// prober watches the engine's HTTP side.
+//
+// Invariant: state always holds a value; only Run's goroutine replaces it.
+type prober struct {
+	client  *engine.Client
+	every   time.Duration
+	metrics *Metrics
+	log     *slog.Logger
+	load    *load
+	state   atomic.Pointer[engineState]
+	kick    chan struct{}
+	changed func()     // called after each change of Up or of the models
+	renewed func(life) // called when the process is known to be another one
+	timeout time.Duration
+
+	failures int
+	looks    int
+	emptyAt  time.Time // when the engine last reported an empty waiting queue
+}
+
+func newProber(c *engine.Client, cfg Config, l *load, m *Metrics, logger *slog.Logger) *prober {
+	p := &prober{
+		client: c, every: cfg.ProbeEvery, metrics: m, log: logger, load: l,
+		kick: make(chan struct{}, 1), timeout: probeTimeout,
+		changed: func() {}, renewed: func(life) {},
+	}
+	p.state.Store(&engineState{Why: "not asked yet", Metrics: engine.UnknownMetrics()})
+	return p
+}
+
+// now asks for a look at once.
+func (p *prober) now() {
+	select {
+	case p.kick <- struct{}{}:
+	default:
+	}
+}
+
+// Run looks until ctx ends.
+func (p *prober) Run(ctx context.Context) error {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-timer.C:
+		case <-p.kick:
+		}
+		p.look(ctx)
+		timer.Reset(p.every)
+	}
+}
+
+// look asks the engine once and replaces the state.
+func (p *prober) look(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, p.timeout)
+	defer cancel()
+	old := p.state.Load()
+	next := *old
+	err := p.ask(ctx, &next)
+	if errors.Is(ctx.Err(), context.Canceled) {
+		return
+	}
+	if err != nil {
+		p.failures++
+		next.Why = err.Error()
+		if p.failures >= failuresToDown || errors.Is(err, syscall.ECONNREFUSED) {
+			next.Up = false
+		}
+	} else {
+		p.failures = 0
+		next.Up, next.Why = true, ""
+	}
+	p.publish(old, &next)
+}
+
+// ask fills in what the engine says.
+func (p *prober) ask(ctx context.Context, next *engineState) error {
+	if err := p.client.Health(ctx); err != nil {
+		return err
+	}
+	if p.looks++; p.looks%modelsEvery == 1 || !next.Up || len(next.Models.Served) == 0 {
+		models, err := p.client.Models(ctx)
+		if err != nil {
+			return err
+		}
+		next.Models = models
+	}
+	started := time.Now()
+	m, err := p.client.Metrics(ctx)
+	if err != nil {
+		// An engine without a metrics page is served too; its figures are unknown.
+		p.log.Debug("engine metrics", "err", err)
+	}
+	if m.BlockSize == 0 {
+		m.BlockSize, m.KVBlocks = next.Metrics.BlockSize, max(m.KVBlocks, next.Metrics.KVBlocks)
+	}
+	if m.StartedAt.IsZero() {
+		m.StartedAt = next.Metrics.StartedAt
+	}
+	next.Metrics = m
+	if m.Waiting == 0 {
+		if !p.emptyAt.IsZero() {
+			p.load.noneWaiting(p.emptyAt)
+		}
+		p.emptyAt = started
+	}
+	p.load.setKV(usedBlocks(m), uint32(m.KVBlocks))
+	return nil
+}
+
+func usedBlocks(m engine.Metrics) uint32 {
+	if m.KVUsage < 0 {
+		return 0
+	}
+	return uint32(m.KVUsage * float64(m.KVBlocks))
+}
+
+// publish stores a new state and tells who has to know.
+func (p *prober) publish(old, next *engineState) {
+	p.state.Store(next)
+	if next.Up {
+		p.metrics.EngineUp.Set(1)
+	} else {
+		p.metrics.EngineUp.Set(0)
+	}
+	if old.Up && !next.Up {
+		p.log.Warn("engine is down", "why", next.Why)
+		p.renewed(life{})
+	} else if s := next.Metrics.StartedAt; !s.IsZero() && !old.Metrics.StartedAt.IsZero() && s.After(old.Metrics.StartedAt) {
+		p.renewed(life{started: s})
+	}
+	if old.Up != next.Up || !slices.Equal(old.Models.Served, next.Models.Served) || !slices.Equal(old.Models.Adapters, next.Models.Adapters) {
+		if next.Up && !old.Up {
+			p.log.Info("engine is up", "model", next.Models.Base, "block_size", next.Metrics.BlockSize, "blocks", next.Metrics.KVBlocks)
+		}
+		p.changed()
+	}
+}
+
+// await waits until the engine is up.
+func (p *prober) await(ctx context.Context) (*engineState, error) {
+	ticker := time.NewTicker(50 * time.Millisecond)
+	defer ticker.Stop()
+	for {
+		if s := p.state.Load(); s.Up {
+			return s, nil
+		}
+		select {
+		case <-ctx.Done():
+			return nil, fmt.Errorf("wait for the engine: %w (last: %s)", ctx.Err(), p.state.Load().Why)
+		case <-ticker.C:
+		}
+	}
+}

@@ -1,0 +1,424 @@
+package workers
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/kvlane/kvlane/kvindex"
+)
+
+// Limits of the writer. A report of the load is worth a message when it changed,
+// but not more than 50 times a second.
+const (
+	heartbeatEvery = time.Second
+	loadAtLeast    = 500 * time.Millisecond
+	loadAtMost     = 20 * time.Millisecond
+	appendTimeout  = 2 * time.Second
+	retryFirst     = 100 * time.Millisecond
+	retryMost      = time.Second
+	byeTimeout     = 2 * time.Second
+
+	// maxAppendRecords and maxAppendHashes bound one Append: 32,768 hashes are
+	// 256 KiB, far below gRPC's default limit of 4 MiB.
+	maxAppendRecords = 512
+	maxAppendHashes  = 32768
+	// maxPendingHashes is when records that wait for the log are given up for a
+	// later snapshot.
+	maxPendingHashes = 1 << 20
+	// seqPerMs spaces the sequence numbers of two agents of one worker: a new one
+	// starts above everything that the old one can have written, without asking.
+	seqPerMs = 1024
+	// maxLessons bounds the learned prefixes kept for snapshots, bytes.
+	maxLessons = 16 << 20
+)
+
+// update is one thing that the writer has to publish. Content of an old epoch
+// must not follow a new one, so both travel in one queue.
+type update struct {
+	rank    uint16
+	epoch   uint64 // not 0: the rank's memory begins a new life
+	records []kvindex.Record
+}
+
+// publisher is the only writer of this worker's records. It owns term, epochs and
+// sequence numbers, and the copy of the content that a snapshot is made from.
+//
+// Invariant: what is in the log followed by pending is the mirror, unless dirty;
+// then the next thing sent is a snapshot.
+type publisher struct {
+	log     kvindex.Log
+	worker  kvindex.WorkerID
+	term    uint64
+	hello   func() kvindex.Hello
+	load    *load
+	metrics *Metrics
+	in      chan update
+	urgent  chan struct{} // readiness changed
+
+	// Only Run's goroutine uses the rest.
+	epochs  map[uint16]uint64
+	mirrors map[kvindex.Owner]*mirror
+	owners  []kvindex.Owner // keys of mirrors in order of appearance
+	seqs    map[kvindex.Owner]uint64
+	lessons *lessons
+
+	pending       []kvindex.Record
+	pendingHashes int
+	dirty         bool
+	anchored      bool // a sequenced record was sent since the last heartbeat
+
+	helloAt, loadAt, retryAt time.Time
+	loadSent                 time.Time
+	retry                    time.Duration
+	flight                   *flight
+	results                  chan error
+}
+
+// flight is the Append under way.
+type flight struct {
+	records []kvindex.Record
+	load    *kvindex.Load
+}
+
+func newPublisher(log kvindex.Log, worker kvindex.WorkerID, term uint64, hello func() kvindex.Hello, l *load, m *Metrics) *publisher {
+	return &publisher{
+		log: log, worker: worker, term: term, hello: hello, load: l, metrics: m,
+		in: make(chan update, 256), urgent: make(chan struct{}, 1),
+		epochs:  make(map[uint16]uint64),
+		mirrors: make(map[kvindex.Owner]*mirror),
+		seqs:    make(map[kvindex.Owner]uint64),
+		lessons: newLessons(maxLessons),
+		results: make(chan error, 1),
+	}
+}
+
+// put queues an update; it waits only while the writer is busy with another one,
+// never for the log. It returns false when ctx ended first.
+func (p *publisher) put(ctx context.Context, u update) bool {
+	select {
+	case p.in <- u:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// announce asks for a Hello at once.
+func (p *publisher) announce() {
+	select {
+	case p.urgent <- struct{}{}:
+	default:
+	}
+}
+
+// Run writes until ctx ends, then says Bye. It fails only when another writer
+// has taken over this worker's name.
+func (p *publisher) Run(ctx context.Context) error {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return p.finish(ctx)
+		case u := <-p.in:
+			p.absorb(u)
+			p.absorbWaiting()
+		case err := <-p.results:
+			if err := p.landed(err); err != nil {
+				return err
+			}
+		case <-p.urgent:
+			p.helloAt = time.Time{}
+		case <-p.load.changed:
+			p.loadAt = p.loadSent.Add(loadAtMost)
+		case <-timer.C:
+		}
+		p.send(ctx)
+		timer.Reset(p.wait())
+	}
+}
+
+func (p *publisher) absorbWaiting() {
+	for {
+		select {
+		case u := <-p.in:
+			p.absorb(u)
+		default:
+			return
+		}
+	}
+}
+
+// wait is how long nothing is due.
+func (p *publisher) wait() time.Duration {
+	if p.flight != nil {
+		return time.Hour // results wakes the loop
+	}
+	due := p.helloAt
+	if p.loadAt.Before(due) {
+		due = p.loadAt
+	}
+	if p.retryAt.After(due) {
+		due = p.retryAt
+	}
+	return max(time.Until(due), time.Millisecond)
+}
+
+// absorb takes an update into the mirrors and, unless a snapshot is due anyway,
+// into the queue.
+func (p *publisher) absorb(u update) {
+	if u.epoch != 0 {
+		p.newEpoch(u.rank, u.epoch)
+	}
+	for i := range u.records {
+		r := &u.records[i]
+		if r.Kind == kvindex.KindLearned {
+			p.lessons.add(r.Learned)
+			p.metrics.Learned.Inc()
+		} else {
+			p.mirror(r.Owner).apply(r)
+		}
+		p.queue(*r)
+	}
+	if p.pendingHashes > maxPendingHashes {
+		p.metrics.LogOverflow.Inc()
+		p.resync()
+	}
+}
+
+// newEpoch empties the rank's owners and opens their new life with a Cleared.
+func (p *publisher) newEpoch(rank uint16, epoch uint64) {
+	p.epochs[rank] = epoch
+	p.mirror(kvindex.Owner{Worker: p.worker, Rank: rank, Tier: kvindex.Device})
+	for _, o := range p.owners {
+		if o.Rank == rank {
+			clear(p.mirrors[o].blocks)
+			p.queue(kvindex.Record{Owner: o, Kind: kvindex.KindCleared})
+		}
+	}
+	p.helloAt = time.Time{}
+}
+
+func (p *publisher) mirror(o kvindex.Owner) *mirror {
+	m, ok := p.mirrors[o]
+	if !ok {
+		m = newMirror()
+		p.mirrors[o] = m
+		p.owners = append(p.owners, o)
+		// The owner's first record must be a Cleared: the number may jump there.
+		if p.epochs[o.Rank] != 0 && o.Tier != kvindex.Device {
+			p.queue(kvindex.Record{Owner: o, Kind: kvindex.KindCleared})
+		}
+	}
+	return m
+}
+
+// queue numbers a record and appends it to pending.
+func (p *publisher) queue(r kvindex.Record) {
+	if p.dirty {
+		return
+	}
+	p.pending = append(p.pending, p.stamp(r))
+	p.pendingHashes += weight(&r)
+}
+
+// stamp adds epoch, term and, for sequenced kinds, the next number.
+func (p *publisher) stamp(r kvindex.Record) kvindex.Record {
+	r.Term = p.term
+	r.Epoch = p.epochs[r.Owner.Rank]
+	if r.Kind.Sequenced() {
+		if p.seqs[r.Owner] == 0 {
+			p.seqs[r.Owner] = p.term * seqPerMs
+		}
+		p.seqs[r.Owner]++
+		r.Seq = p.seqs[r.Owner]
+	}
+	return r
+}
+
+// weight is about how many hashes a record carries.
+func weight(r *kvindex.Record) int {
+	switch r.Kind {
+	case kvindex.KindStored:
+		return 4 + len(r.Stored.Hashes)
+	case kvindex.KindRemoved:
+		return 4 + len(r.Removed.Hashes)
+	case kvindex.KindLearned:
+		return 4 + len(r.Learned.Chunks) + len(r.Learned.Blocks)
+	}
+	return 4
+}
+
+// resync gives up what waits and makes a snapshot the next thing sent.
+func (p *publisher) resync() {
+	p.pending, p.pendingHashes, p.dirty = nil, 0, true
+}
+
+// snapshot fills pending with everything this worker holds.
+func (p *publisher) snapshot() {
+	p.dirty = false
+	p.metrics.Snapshots.Inc()
+	for _, o := range p.owners {
+		p.queue(kvindex.Record{Owner: o, Kind: kvindex.KindCleared})
+		for _, s := range p.mirrors[o].snapshot() {
+			for part := range splitStored(s) {
+				p.queue(kvindex.Record{Owner: o, Kind: kvindex.KindStored, Stored: &part})
+			}
+		}
+	}
+	for _, l := range p.lessons.all() {
+		p.queue(p.learnedRecord(l))
+	}
+}
+
+func (p *publisher) learnedRecord(l *kvindex.Learned) kvindex.Record {
+	return kvindex.Record{Owner: p.device(), Kind: kvindex.KindLearned, Learned: l}
+}
+
+// splitStored cuts a long run into records of at most maxAppendHashes/4 hashes.
+func splitStored(s kvindex.Stored) func(yield func(kvindex.Stored) bool) {
+	return func(yield func(kvindex.Stored) bool) {
+		parent := s.Parent
+		for part := range slices.Chunk(s.Hashes, maxAppendHashes/4) {
+			if !yield(kvindex.Stored{Group: s.Group, Parent: parent, Hashes: part}) {
+				return
+			}
+			parent = part[len(part)-1]
+		}
+	}
+}
+
+func (p *publisher) device() kvindex.Owner {
+	return kvindex.Owner{Worker: p.worker, Tier: kvindex.Device}
+}
+
+// send starts an Append of what is due, if none is under way and the log is not
+// resting after an error.
+func (p *publisher) send(ctx context.Context) {
+	now := time.Now()
+	if p.flight != nil || now.Before(p.retryAt) {
+		return
+	}
+	if p.epochs[0] == 0 {
+		// Nothing is known of the engine yet; there is no life to speak for.
+		p.helloAt, p.loadAt = now.Add(heartbeatEvery), now.Add(heartbeatEvery)
+		return
+	}
+	f := p.next(now)
+	if len(f.records) == 0 {
+		return
+	}
+	p.flight = f
+	go func() {
+		// A stop must not cut the record that says "not ready".
+		actx, cancel := context.WithTimeout(context.WithoutCancel(ctx), appendTimeout)
+		defer cancel()
+		p.results <- p.log.Append(actx, f.records)
+	}()
+}
+
+// next collects the records of one Append.
+func (p *publisher) next(now time.Time) *flight {
+	f := &flight{}
+	if p.dirty {
+		p.snapshot()
+	}
+	if !now.Before(p.helloAt) {
+		h := p.hello()
+		f.records = append(f.records, p.stamp(kvindex.Record{Owner: p.device(), Kind: kvindex.KindHello, Hello: &h}))
+		p.helloAt = now.Add(heartbeatEvery)
+		p.anchor()
+	}
+	if !now.Before(p.loadAt) {
+		l := p.load.take()
+		f.load = &l
+		f.records = append(f.records, p.stamp(kvindex.Record{Owner: p.device(), Kind: kvindex.KindLoad, Load: &l}))
+		p.loadSent, p.loadAt = now, now.Add(loadAtLeast)
+	}
+	hashes := 0
+	for len(p.pending) > 0 && len(f.records) < maxAppendRecords {
+		w := weight(&p.pending[0])
+		if hashes > 0 && hashes+w > maxAppendHashes {
+			break
+		}
+		hashes += w
+		f.records = append(f.records, p.pending[0])
+		p.pending = p.pending[1:]
+		p.anchored = true
+	}
+	p.pendingHashes -= hashes
+	return f
+}
+
+// anchor writes an empty Removed with the heartbeat of a quiet worker. A log that
+// lost its memory answers it with a gap, so it is found out within a second also
+// when nothing changes.
+func (p *publisher) anchor() {
+	if !p.anchored && len(p.pending) == 0 && p.seqs[p.device()] != 0 {
+		p.queue(kvindex.Record{Owner: p.device(), Kind: kvindex.KindRemoved, Removed: &kvindex.Removed{}})
+	}
+	p.anchored = false
+}
+
+// landed handles the end of an Append.
+func (p *publisher) landed(err error) error {
+	f := p.flight
+	p.flight = nil
+	if err == nil {
+		p.metrics.Appended.Add(float64(len(f.records)))
+		p.metrics.LogUp.Set(1)
+		p.retry, p.retryAt = 0, time.Time{}
+		return nil
+	}
+	if f.load != nil {
+		p.load.putBack(f.load)
+		p.loadAt = time.Time{}
+	}
+	p.helloAt = time.Time{}
+	p.resync()
+	var gap *kvindex.GapError
+	switch {
+	case errors.Is(err, kvindex.ErrFenced):
+		return fmt.Errorf("write as worker %q: %w", p.worker, err)
+	case errors.As(err, &gap):
+		p.metrics.LogErrors.WithLabelValues("gap").Inc()
+	default:
+		p.metrics.LogErrors.WithLabelValues("away").Inc()
+		p.metrics.LogUp.Set(0)
+	}
+	p.retry = min(max(2*p.retry, retryFirst), retryMost)
+	p.retryAt = time.Now().Add(p.retry)
+	return nil
+}
+
+// finish writes what is left and Bye, within byeTimeout.
+func (p *publisher) finish(ctx context.Context) error {
+	fctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), byeTimeout)
+	defer cancel()
+	if p.flight != nil {
+		select {
+		case err := <-p.results:
+			if err := p.landed(err); err != nil {
+				return err
+			}
+		case <-fctx.Done():
+			<-p.results // bounded by appendTimeout
+		}
+	}
+	if p.epochs[0] == 0 {
+		return nil
+	}
+	l := p.load.take()
+	last := []kvindex.Record{
+		p.stamp(kvindex.Record{Owner: p.device(), Kind: kvindex.KindLoad, Load: &l}),
+		p.stamp(kvindex.Record{Owner: p.device(), Kind: kvindex.KindBye}),
+	}
+	if err := p.log.Append(fctx, last); err != nil {
+		// Nobody waits for the Bye: the lease ends without it.
+		p.metrics.LogErrors.WithLabelValues("bye").Inc()
+	}
+	return nil
+}
