@@ -93,7 +93,7 @@ func (a *Answer) absorb(obj []byte, collect bool) {
 			}
 		case "prompt_token_ids":
 			if collect {
-				a.PromptTokenIDs = appendIDs(a.PromptTokenIDs[:0], v)
+				a.PromptTokenIDs, _ = appendIDs(a.PromptTokenIDs[:0], v)
 			}
 		case "kv_transfer_params":
 			a.KVTransferParams = slices.Clone(v)
@@ -166,11 +166,13 @@ func (c *Choice) absorb(obj []byte, collect bool) bool {
 		case "token_ids":
 			token = isArray(v) && !isEmpty(v) || token
 			if collect {
-				c.TokenIDs = appendIDs(c.TokenIDs, v)
+				var ok bool
+				c.TokenIDs, ok = appendIDs(c.TokenIDs, v)
+				c.Plain = c.Plain && ok
 			}
 		case "prompt_token_ids":
 			if collect {
-				c.PromptTokenIDs = appendIDs(c.PromptTokenIDs[:0], v)
+				c.PromptTokenIDs, _ = appendIDs(c.PromptTokenIDs[:0], v)
 			}
 		case "finish_reason":
 			if isString(v) {
@@ -261,19 +263,21 @@ func count(v []byte) int {
 	return int(i)
 }
 
-// appendIDs appends a list of token ids; what is no id ends the list.
-func appendIDs(dst []uint32, arr []byte) []uint32 {
+// appendIDs appends a list of token ids. It appends none and says false if the
+// list holds anything else.
+func appendIDs(dst []uint32, arr []byte) ([]uint32, bool) {
 	if !isArray(arr) {
-		return dst
+		return dst, false
 	}
+	out := dst
 	for e := range elements(arr) {
 		id, ok := tokenID(e)
 		if !ok {
-			break
+			return dst, false
 		}
-		dst = append(dst, id)
+		out = append(out, id)
 	}
-	return dst
+	return out, true
 }
 
 // StripTokenIDs is the body of an answer without the token ids that the client
