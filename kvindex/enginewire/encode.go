@@ -2,6 +2,7 @@ package enginewire
 
 import (
 	"encoding/binary"
+	"fmt"
 	"math"
 	"strconv"
 	"strings"
@@ -27,6 +28,16 @@ func (f Form) String() string {
 		return "array"
 	}
 	return "map"
+}
+
+// ParseForm reads what [Form.String] writes.
+func ParseForm(s string) (Form, error) {
+	for _, f := range []Form{Map, Array} {
+		if f.String() == s {
+			return f, nil
+		}
+	}
+	return 0, fmt.Errorf("form %q: want map or array", s)
 }
 
 // Encode writes a batch. Skipped and Bad are not written. Hashes of eight bytes

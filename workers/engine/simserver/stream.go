@@ -1,0 +1,250 @@
+package simserver
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"strconv"
+
+	"github.com/go-json-experiment/json/jsontext"
+
+	"github.com/kvlane/kvlane/workers/engine/sim"
+)
+
+// streamer writes a run as server-sent events: one write and one flush for
+// what is there, one chunk for each choice in it. What all chunks of an answer
+// share is encoded once.
+type streamer struct {
+	run   *run
+	w     http.ResponseWriter
+	rc    *http.ResponseController
+	head  []byte // from "data: " to the choice's index
+	buf   []byte
+	begun bool // the chunks with the role are out
+	dirty []int
+}
+
+func (run *run) stream(ctx context.Context, w http.ResponseWriter) error {
+	st := &streamer{run: run, w: w, rc: http.NewResponseController(w), head: run.job.chunkHead()}
+	h := w.Header()
+	h.Set("Content-Type", "text/event-stream; charset=utf-8")
+	h.Set("Cache-Control", "no-cache")
+	w.WriteHeader(http.StatusOK)
+	if err := st.rc.Flush(); err != nil {
+		return nil // the client is gone
+	}
+	var items []item
+	var err error
+	for run.open > 0 {
+		if items, err = run.take(ctx, items); err != nil {
+			break
+		}
+		st.buf = st.buf[:0]
+		st.chunks(items)
+		if run.open == 0 {
+			st.finish()
+		}
+		if !st.send() {
+			return nil
+		}
+	}
+	if err != nil && ctx.Err() == nil {
+		st.fail(err)
+	}
+	return nil
+}
+
+// send reports whether the client is still there.
+func (st *streamer) send() bool {
+	if len(st.buf) == 0 {
+		return true
+	}
+	if _, err := st.w.Write(st.buf); err != nil {
+		return false
+	}
+	return st.rc.Flush() == nil
+}
+
+// fail ends the stream with an error event, as vLLM does once it has begun.
+func (st *streamer) fail(err error) {
+	body, encodeErr := json.Marshal(asAPIError(err).body())
+	if encodeErr != nil {
+		return
+	}
+	st.buf = append(append(append(st.buf[:0], "data: "...), body...), "\n\ndata: [DONE]\n\n"...)
+	st.send()
+}
+
+// chunkHead is the part of a chunk before the choice's own members.
+func (j *job) chunkHead() []byte {
+	object := "text_completion"
+	if j.chat {
+		object = "chat.completion.chunk"
+	}
+	b := append([]byte(nil), `data: {"id":`...)
+	b = appendQuoted(b, j.answerID())
+	b = append(b, `,"object":"`+object+`","created":`...)
+	b = strconv.AppendInt(b, j.created, 10)
+	b = append(b, `,"model":`...)
+	b = appendQuoted(b, j.model)
+	return append(b, `,"choices":[`...)
+}
+
+// chunks appends what the items brought: the chunks with the role before the
+// first, then one chunk for each choice that has something new.
+func (st *streamer) chunks(items []item) {
+	j := st.run.job
+	if j.chat && !st.begun {
+		st.begun = true
+		for i := range st.run.choices {
+			st.roleChunk(i)
+		}
+	}
+	st.dirty = st.dirty[:0]
+	for _, it := range items {
+		c := &st.run.choices[it.choice]
+		if c.sentTokens < 0 || len(st.dirty) > 0 && st.dirty[len(st.dirty)-1] == it.choice {
+			continue
+		}
+		st.dirty = append(st.dirty, it.choice)
+	}
+	for _, i := range st.dirty {
+		c := &st.run.choices[i]
+		if c.sentTokens < 0 || c.sentTokens == len(c.tokens) {
+			continue
+		}
+		st.tokenChunk(i, c)
+	}
+}
+
+// roleChunk opens a choice of a chat.
+func (st *streamer) roleChunk(i int) {
+	j := st.run.job
+	b := append(st.buf, st.head...)
+	b = append(b, `{"index":`...)
+	b = strconv.AppendInt(b, int64(i), 10)
+	b = append(b, `,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]`...)
+	b = st.appendUsage(b, i, 0)
+	b = append(b, `,"prompt_token_ids":`...)
+	if j.ReturnTokenIDs {
+		b = appendIDs(b, j.prompts[0])
+	} else {
+		b = append(b, "null"...)
+	}
+	st.buf = append(b, "}\n\n"...)
+}
+
+// tokenChunk writes what is new of a choice.
+func (st *streamer) tokenChunk(i int, c *output) {
+	j := st.run.job
+	text := c.fresh()
+	b := append(st.buf, st.head...)
+	b = append(b, `{"index":`...)
+	b = strconv.AppendInt(b, int64(i), 10)
+	if j.chat {
+		b = append(b, `,"delta":{"content":`...)
+		b = append(appendQuotedBytes(b, text), '}')
+	} else {
+		b = append(b, `,"text":`...)
+		b = appendQuotedBytes(b, text)
+	}
+	b = append(b, `,"logprobs":null,"finish_reason":`...)
+	if c.finish == sim.Running {
+		b = append(b, "null"...)
+	} else {
+		b = append(append(append(b, '"'), c.finish...), '"')
+	}
+	if c.finish != sim.Running || !j.chat {
+		b = append(b, `,"stop_reason":`...)
+		if c.stopString == "" {
+			b = append(b, "null"...)
+		} else {
+			b = appendQuoted(b, c.stopString)
+		}
+	}
+	b = st.appendIDs(b, i, c)
+	b = append(b, "}]"...)
+	b = st.appendUsage(b, i, len(c.tokens))
+	st.buf = append(b, "}\n\n"...)
+
+	c.sentText += len(text)
+	c.sentTokens = len(c.tokens)
+	if c.finish != sim.Running {
+		c.sentTokens = -1
+	}
+}
+
+// appendIDs adds the token ids: null where nobody asked, and in completions
+// the prompt's with a choice's first chunk.
+func (st *streamer) appendIDs(b []byte, i int, c *output) []byte {
+	j := st.run.job
+	if !j.chat {
+		b = append(b, `,"prompt_token_ids":`...)
+		if j.ReturnTokenIDs && c.sentTokens == 0 {
+			b = appendIDs(b, j.prompts[i/j.n])
+		} else {
+			b = append(b, "null"...)
+		}
+	}
+	b = append(b, `,"token_ids":`...)
+	if !j.ReturnTokenIDs {
+		return append(b, "null"...)
+	}
+	return appendIDs(b, c.tokens[c.sentTokens:])
+}
+
+// appendUsage adds running counts where they were asked for.
+func (st *streamer) appendUsage(b []byte, i, completion int) []byte {
+	j := st.run.job
+	if j.StreamOptions == nil || !j.StreamOptions.ContinuousUsage || !j.StreamOptions.IncludeUsage {
+		return b
+	}
+	prompt := len(j.prompts[i/j.n])
+	b = append(b, `,"usage":{"prompt_tokens":`...)
+	b = strconv.AppendInt(b, int64(prompt), 10)
+	b = append(b, `,"total_tokens":`...)
+	b = strconv.AppendInt(b, int64(prompt+completion), 10)
+	b = append(b, `,"completion_tokens":`...)
+	b = strconv.AppendInt(b, int64(completion), 10)
+	return append(b, '}')
+}
+
+// finish ends the stream: usage where it was asked for, then the end mark.
+func (st *streamer) finish() {
+	j := st.run.job
+	if j.StreamOptions != nil && j.StreamOptions.IncludeUsage {
+		b := append(st.buf, st.head...)
+		b = append(b, `],"usage":`...)
+		// Ints only: it cannot fail.
+		u, _ := json.Marshal(st.run.usage())
+		st.buf = append(append(b, u...), "}\n\n"...)
+	}
+	st.buf = append(st.buf, "data: [DONE]\n\n"...)
+}
+
+func appendIDs(b []byte, ids []uint32) []byte {
+	b = append(b, '[')
+	for i, id := range ids {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = strconv.AppendUint(b, uint64(id), 10)
+	}
+	return append(b, ']')
+}
+
+// appendQuoted appends s as a JSON string; what is not UTF-8 becomes U+FFFD.
+func appendQuoted(b []byte, s string) []byte {
+	b, _ = jsontext.AppendQuote(b, s) // reports only those replacements
+	return b
+}
+
+// appendQuotedBytes is appendQuoted, fast for plain letters.
+func appendQuotedBytes(b, text []byte) []byte {
+	for _, c := range text {
+		if c < ' ' || c == '"' || c == '\\' || c >= 0x7f {
+			return appendQuoted(b, string(text))
+		}
+	}
+	return append(append(append(b, '"'), text...), '"')
+}
