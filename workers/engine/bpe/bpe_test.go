@@ -15,11 +15,11 @@ import (
 	"github.com/cockroachdb/datadriven"
 )
 
-func load(t testing.TB) *Tokenizer {
-	t.Helper()
+func load(tb testing.TB) *Tokenizer {
+	tb.Helper()
 	tok, err := Load()
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return tok
 }
@@ -65,6 +65,7 @@ func TestEmbeddedVocabulary(t *testing.T) {
 func TestScripts(t *testing.T) {
 	tok := load(t)
 	datadriven.RunTest(t, "testdata/encode.txt", func(t *testing.T, d *datadriven.TestData) string {
+		t.Helper()
 		text, err := strconv.Unquote(d.Input)
 		if err != nil {
 			d.Fatalf(t, "input is not a quoted string: %v", err)
@@ -158,7 +159,7 @@ func TestDamagedVocabulary(t *testing.T) {
 		{"one word", "ab\n", "merge 1: want two words"},
 		{"unknown rune", "a b\n\u4e00 b\n", "merge 2: rune"},
 		{"unknown part", "ab c\n", "not both earlier tokens"},
-		{"twice", "a b\nb c\na bc\nab c\n", `merge 4 makes "abc" again`},
+		{"twice", "a b\nb c\na bc\nab c\n", `merge 4 makes "abc" again`}, //nolint:dupword // lines of merges
 	} {
 		merges, err := parseMerges(c.text)
 		if err == nil {

@@ -1,7 +1,5 @@
 package bpe
 
-import "container/heap"
-
 // merge appends the ids of one pre-token to dst: the adjacent pair that was
 // learned first is merged first, the leftmost of equals first, until no pair is
 // in the vocabulary.
@@ -34,70 +32,49 @@ func (t *Tokenizer) mergeScan(ids []uint32) int {
 	}
 }
 
-// candidate is a possible merge of the symbols at left and right to id. It is
-// stale once one of the two has changed.
-type candidate struct {
-	id          uint32
-	left, right int
-	// was are the two symbols when the candidate was found.
-	was uint64
-}
-
-type candidates []candidate
-
-func (c candidates) Len() int      { return len(c) }
-func (c candidates) Swap(i, j int) { c[i], c[j] = c[j], c[i] }
-func (c candidates) Less(i, j int) bool {
-	if c[i].id != c[j].id {
-		return c[i].id < c[j].id
-	}
-	return c[i].left < c[j].left
-}
-
-// Push and Pop implement heap.Interface.
-func (c *candidates) Push(x any) { *c = append(*c, x.(candidate)) }
-
-func (c *candidates) Pop() any {
-	last := len(*c) - 1
-	x := (*c)[last]
-	*c = (*c)[:last]
-	return x
-}
-
-// gone marks a symbol that was merged into the one before it.
+// gone marks a symbol that was merged into the one before it. It is no token.
 const gone = ^uint32(0)
 
-// mergeHeap does what mergeScan does in n log n.
+// mergeHeap does what mergeScan does in n log n. A possible merge is queued as
+// the id it makes and the place of its left symbol; when its turn comes it is
+// stale unless the symbols there still make that id. Pre-tokens are shorter
+// than 4 GiB.
 func (t *Tokenizer) mergeHeap(ids []uint32) int {
 	next, prev := make([]int, len(ids)), make([]int, len(ids))
 	for i := range ids {
 		next[i], prev[i] = i+1, i-1
 	}
-	var todo candidates
-	offer := func(left, right int) {
-		if left < 0 || right >= len(ids) {
-			return
+	makes := func(left int) (uint32, bool) {
+		if left < 0 || next[left] >= len(ids) {
+			return 0, false
 		}
-		was := pair(ids[left], ids[right])
-		if id, ok := t.pairs[was]; ok {
-			heap.Push(&todo, candidate{id: id, left: left, right: right, was: was})
+		id, ok := t.pairs[pair(ids[left], ids[next[left]])]
+		return id, ok
+	}
+	var todo minHeap
+	offer := func(left int) {
+		if id, ok := makes(left); ok {
+			todo.push(uint64(id)<<32 | uint64(left))
 		}
 	}
 	for i := range ids {
-		offer(i, i+1)
+		offer(i)
 	}
 	for len(todo) > 0 {
-		c := heap.Pop(&todo).(candidate)
-		if next[c.left] != c.right || pair(ids[c.left], ids[c.right]) != c.was {
+		top := todo.pop()
+		left := int(top & (1<<32 - 1))
+		id, ok := makes(left)
+		if !ok || uint64(id) != top>>32 {
 			continue
 		}
-		ids[c.left], ids[c.right] = c.id, gone
-		next[c.left] = next[c.right]
-		if next[c.left] < len(ids) {
-			prev[next[c.left]] = c.left
+		right := next[left]
+		ids[left], ids[right] = id, gone
+		next[left] = next[right]
+		if next[left] < len(ids) {
+			prev[next[left]] = left
 		}
-		offer(prev[c.left], c.left)
-		offer(c.left, next[c.left])
+		offer(prev[left])
+		offer(left)
 	}
 	n := 0
 	for _, id := range ids {
@@ -107,4 +84,40 @@ func (t *Tokenizer) mergeHeap(ids []uint32) int {
 		}
 	}
 	return n
+}
+
+// minHeap is a binary heap, the smallest first.
+type minHeap []uint64
+
+func (h *minHeap) push(v uint64) {
+	s := append(*h, v)
+	*h = s
+	for i := len(s) - 1; i > 0; {
+		up := (i - 1) / 2
+		if s[up] <= s[i] {
+			return
+		}
+		s[up], s[i] = s[i], s[up]
+		i = up
+	}
+}
+
+func (h *minHeap) pop() uint64 {
+	s := *h
+	top, last := s[0], len(s)-1
+	s[0] = s[last]
+	s = s[:last]
+	*h = s
+	for i := 0; 2*i+1 < len(s); {
+		down := 2*i + 1
+		if down+1 < len(s) && s[down+1] < s[down] {
+			down++
+		}
+		if s[i] <= s[down] {
+			break
+		}
+		s[i], s[down] = s[down], s[i]
+		i = down
+	}
+	return top
 }

@@ -109,7 +109,7 @@ func (s *splitter) spaces(text string, n int) int {
 func Split(text string) iter.Seq[string] {
 	s := newSplitter()
 	return func(yield func(string) bool) {
-		for len(text) > 0 {
+		for text != "" {
 			n := s.next(text)
 			if !yield(text[:n]) {
 				return

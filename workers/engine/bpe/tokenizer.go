@@ -31,6 +31,7 @@ const (
 // Tokenizer encodes and decodes. It is safe for concurrent use.
 type Tokenizer struct {
 	splitter
+
 	// tokens is the text of each id.
 	tokens []string
 	// pairs is the id that two adjacent ids merge to; a lower id merges first.
@@ -141,7 +142,7 @@ func (t *Tokenizer) Encode(text string) []uint32 {
 
 // AppendEncode appends the ids of text to dst, as Encode gives them.
 func (t *Tokenizer) AppendEncode(dst []uint32, text string) []uint32 {
-	for len(text) > 0 {
+	for text != "" {
 		n := t.next(text)
 		dst = t.pretoken(dst, text[:n])
 		text = text[n:]

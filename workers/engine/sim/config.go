@@ -21,7 +21,7 @@ func (c *Config) validate() error {
 	atLeast("MaxModelLen", c.MaxModelLen, 2)
 	atLeast("KVBytesPerToken", c.KVBytesPerToken, 0)
 	if c.Blocks > math.MaxInt32-1 {
-		faults = append(faults, fmt.Errorf("Blocks is %d, want at most %d", c.Blocks, math.MaxInt32-1))
+		faults = append(faults, fmt.Errorf("too many blocks: Blocks is %d, want at most %d", c.Blocks, math.MaxInt32-1))
 	}
 	for _, v := range []struct {
 		name  string
@@ -39,7 +39,7 @@ func (c *Config) validate() error {
 		faults = append(faults, fmt.Errorf("Transfer.BytesPerSecond is %v, want more than 0", c.Transfer.BytesPerSecond))
 	}
 	if c.Next == nil {
-		faults = append(faults, errors.New("Next is missing"))
+		faults = append(faults, errors.New("the function Next is missing"))
 	}
 	if err := errors.Join(faults...); err != nil {
 		return fmt.Errorf("simulated engine: %w", err)
@@ -91,7 +91,8 @@ func (c *Config) check(r *Request) error {
 	}
 	// The last token generated is never an input, so it takes no place.
 	if have, want := c.Blocks, blocksFor(len(r.Prompt)+r.MaxTokens-1, c.BlockSize); want > have {
-		return refuse(TooLong, "%d prompt tokens and %d to generate take %d blocks of %d tokens, the cache has %d", len(r.Prompt), r.MaxTokens, want, c.BlockSize, have)
+		return refuse(TooLong, "%d prompt tokens and %d to generate take %d blocks of %d tokens, the cache has %d",
+			len(r.Prompt), r.MaxTokens, want, c.BlockSize, have)
 	}
 	return nil
 }

@@ -9,7 +9,7 @@ import (
 // Core is one simulated engine. The package comment says how to drive it. It
 // is not safe for concurrent use.
 type Core struct {
-	Config
+	cfg  Config
 	pool *pool
 	byID map[string]*sequence
 	// queue waits for a place in the batch, first come first served, preempted
@@ -46,13 +46,13 @@ func New(cfg Config) (*Core, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	return &Core{Config: cfg, pool: newPool(cfg.Blocks), byID: make(map[string]*sequence)}, nil
+	return &Core{cfg: cfg, pool: newPool(cfg.Blocks), byID: make(map[string]*sequence)}, nil
 }
 
 // Submit queues a request at time now. A refused one gives a *[RequestError]
 // and changes nothing. The core keeps r.Prompt, which must not change.
 func (c *Core) Submit(now time.Duration, r Request) error {
-	if err := c.check(&r); err != nil {
+	if err := c.cfg.check(&r); err != nil {
 		return err
 	}
 	if _, dup := c.byID[r.ID]; dup {
@@ -152,7 +152,7 @@ func (c *Core) Release(now time.Duration, id string) bool {
 // prefix caching there is nothing to clear.
 func (c *Core) Clear(now time.Duration) Output {
 	out := c.Step(now)
-	if !c.PrefixCaching {
+	if !c.cfg.PrefixCaching {
 		return out
 	}
 	c.pool.clear()
@@ -226,7 +226,7 @@ func (c *Core) end(s *sequence) {
 // estimate sets what a waiting sequence would have to prefill if it started
 // now.
 func (c *Core) estimate(s *sequence) {
-	c.setQueued(s, s.length()-max(len(c.lookup(s))*c.BlockSize, s.remote()))
+	c.setQueued(s, s.length()-max(len(c.lookup(s))*c.cfg.BlockSize, s.remote()))
 }
 
 func (c *Core) setQueued(s *sequence, n int) {

@@ -2,9 +2,9 @@ package sim
 
 import (
 	"errors"
-	"fmt"
 	"math"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -13,11 +13,11 @@ import (
 )
 
 // deployment is an engine with the constants of a real one.
-func deployment(t testing.TB, name string) Config {
-	t.Helper()
+func deployment(tb testing.TB, name string) Config {
+	tb.Helper()
 	d, err := timing.Known().Find(name)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return Config{
 		Timing: d.Timing(), Transfer: timing.Known().Transfer, KVBytesPerToken: d.KVBytesPerToken,
@@ -26,39 +26,39 @@ func deployment(t testing.TB, name string) Config {
 	}
 }
 
-func mustNew(t testing.TB, cfg Config) *Core {
-	t.Helper()
+func mustNew(tb testing.TB, cfg Config) *Core {
+	tb.Helper()
 	c, err := New(cfg)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return c
 }
 
-func mustSubmit(t testing.TB, c *Core, now time.Duration, r Request) {
-	t.Helper()
+func mustSubmit(tb testing.TB, c *Core, now time.Duration, r Request) {
+	tb.Helper()
 	if err := c.Submit(now, r); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 }
 
 // stepOnce does what is due next and says when.
-func stepOnce(t testing.TB, c *Core) (time.Duration, Output) {
-	t.Helper()
+func stepOnce(tb testing.TB, c *Core) (time.Duration, Output) {
+	tb.Helper()
 	at, ok := c.NextAt()
 	if !ok {
-		t.Fatal("nothing is due")
+		tb.Fatal("nothing is due")
 	}
 	return at, c.Step(at)
 }
 
 // generate runs a prompt alone and returns its text.
-func generate(t testing.TB, c *Core, r Request) []uint32 {
-	t.Helper()
-	mustSubmit(t, c, 0, r)
+func generate(tb testing.TB, c *Core, r Request) []uint32 {
+	tb.Helper()
+	mustSubmit(tb, c, 0, r)
 	var text []uint32
 	for {
-		_, out := stepOnce(t, c)
+		_, out := stepOnce(tb, c)
 		for _, tok := range out.Tokens {
 			text = append(text, tok.Token)
 			if tok.Finish != Running {
@@ -217,7 +217,7 @@ func BenchmarkDecodeStep(b *testing.B) {
 	cfg.Blocks, cfg.MaxModelLen = 1<<21, 1<<26
 	c := mustNew(b, cfg)
 	for i := range 256 {
-		mustSubmit(b, c, 0, Request{ID: fmt.Sprint(i), Prompt: numbered(i, 8000), MaxTokens: 1 << 22, IgnoreEOS: true, LoRA: fmt.Sprint(i)})
+		mustSubmit(b, c, 0, Request{ID: strconv.Itoa(i), Prompt: numbered(i, 8000), MaxTokens: 1 << 22, LoRA: strconv.Itoa(i)})
 	}
 	for c.Stats().QueuedTokens > 0 {
 		stepOnce(b, c)

@@ -2,6 +2,7 @@ package sim
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -105,6 +106,7 @@ func (m *cacheModel) hit(r *Request) int {
 // life is what a history knows of one request.
 type life struct {
 	Request
+
 	tokens []uint32
 	finish Reason
 	held   bool
@@ -131,7 +133,7 @@ func newHistory(rng *rand.Rand) (*history, error) {
 		return nil, err
 	}
 	h := &history{core: core, rng: rng, lives: make(map[string]*life)}
-	h.cache = cacheModel{size: core.BlockSize, present: make(map[BlockID]content), ever: make(map[BlockID]content), ids: make(map[content]BlockID)}
+	h.cache = cacheModel{size: core.cfg.BlockSize, present: make(map[BlockID]content), ever: make(map[BlockID]content), ids: make(map[content]BlockID)}
 	for range 4 {
 		h.prefixes = append(h.prefixes, randomTokens(rng, 30))
 	}
@@ -210,7 +212,7 @@ func (h *history) step(at time.Duration) error {
 }
 
 func (h *history) submit() error {
-	cfg := &h.core.Config
+	cfg := &h.core.cfg
 	prompt := slices.Clone(h.prefixes[h.rng.IntN(4)][:h.rng.IntN(31)])
 	if len(h.order) > 0 && h.rng.IntN(3) == 0 {
 		past := h.lives[h.order[h.rng.IntN(len(h.order))]]
@@ -231,7 +233,7 @@ func (h *history) submit() error {
 	err := h.core.Submit(h.now, r)
 	fmt.Fprintln(&h.log, h.now, "submit", r, err)
 	if fits != (err == nil) {
-		return fmt.Errorf("submit of %d+%d tokens: %v", len(prompt), r.MaxTokens, err)
+		return fmt.Errorf("submit of %d+%d tokens: fits %v, error %w", len(prompt), r.MaxTokens, fits, err)
 	}
 	if err != nil {
 		if after := h.core.Stats(); after != before {
@@ -332,9 +334,7 @@ func (h *history) check() error {
 	}
 	// Returned events and those of the running step are the content.
 	model := cacheModel{size: h.cache.size, present: make(map[BlockID]content), ever: h.cache.ever, ids: h.cache.ids}
-	for id, content := range h.cache.present {
-		model.present[id] = content
-	}
+	maps.Copy(model.present, h.cache.present)
 	for _, e := range c.pool.events {
 		if err := model.apply(e); err != nil {
 			return err
@@ -358,7 +358,7 @@ func (h *history) check() error {
 	for _, s := range c.byID {
 		queued += s.queued
 	}
-	if st := c.Stats(); st.QueuedTokens != queued || queued < 0 || st.Running > c.MaxSeqs {
+	if st := c.Stats(); st.QueuedTokens != queued || queued < 0 || st.Running > c.cfg.MaxSeqs {
 		return fmt.Errorf("stats %+v, queued %d", st, queued)
 	}
 	if at, ok := c.NextAt(); ok && at < c.now {
@@ -431,7 +431,7 @@ func TestRandomHistories(t *testing.T) {
 			t.Fatal(err)
 		}
 		if err := h.run(400); err != nil {
-			t.Fatalf("history %d, %+v: %v", i, h.core.Config, err)
+			t.Fatalf("history %d, %+v: %v", i, h.core.cfg, err)
 		}
 		preemptions += h.core.Stats().Preemptions
 	}

@@ -1,5 +1,7 @@
 package sim
 
+import "slices"
+
 // none ends the lists of a pool; block 0 is never used, it is the head of the
 // free queue.
 const none = 0
@@ -73,10 +75,10 @@ func (p *pool) take() int32 {
 // release takes one user from each block, the last block first, so that tails
 // are evicted before what they continue.
 func (p *pool) release(blocks []int32) {
-	for j := len(blocks) - 1; j >= 0; j-- {
-		i := blocks[j]
+	for _, i := range slices.Backward(blocks) {
 		b := &p.blocks[i]
-		if b.ref--; b.ref > 0 {
+		b.ref--
+		if b.ref > 0 {
 			continue
 		}
 		last := p.blocks[0].prev

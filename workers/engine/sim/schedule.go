@@ -11,7 +11,7 @@ import (
 // idle.
 func (c *Core) startStep() {
 	c.work = c.work[:0]
-	budget, preempted := c.scheduleBatch(c.MaxBatchedTokens)
+	budget, preempted := c.scheduleBatch(c.cfg.MaxBatchedTokens)
 	// Where a preemption left nothing to compute, blocks are held outside the
 	// batch, and something smaller may still fit.
 	if !preempted || len(c.work) == 0 {
@@ -36,12 +36,12 @@ func (c *Core) stepTime() time.Duration {
 			context += w.seq.length()
 			continue
 		}
-		prefill += c.Timing.ChunkMs(w.tokens, w.seq.computed)
+		prefill += c.cfg.Timing.ChunkMs(w.tokens, w.seq.computed)
 	}
 	if len(c.work) > decoding {
-		prefill += c.Timing.Prefill.A
+		prefill += c.cfg.Timing.Prefill.A
 	}
-	return duration(prefill + c.Timing.DecodeMs(decoding, context))
+	return duration(prefill + c.cfg.Timing.DecodeMs(decoding, context))
 }
 
 // scheduleBatch schedules the sequences in the batch and returns the tokens
@@ -67,7 +67,7 @@ func (c *Core) scheduleBatch(budget int) (left int, preempted bool) {
 // admit takes pulled and waiting sequences into the batch, or starts their
 // transfers, until the first that does not fit.
 func (c *Core) admit(budget int) {
-	for budget > 0 && len(c.batch) < c.MaxSeqs {
+	for budget > 0 && len(c.batch) < c.cfg.MaxSeqs {
 		if len(c.ready) > 0 {
 			s := c.ready[0]
 			c.ready = slices.Delete(c.ready, 0, 1)
@@ -80,7 +80,7 @@ func (c *Core) admit(budget int) {
 		}
 		s := c.queue[0]
 		hits := c.lookup(s)
-		cached := len(hits) * c.BlockSize
+		cached := len(hits) * c.cfg.BlockSize
 		pull := s.RemoteTokens - cached
 		want := cached + min(s.length()-cached, budget)
 		if pull > 0 {
@@ -142,9 +142,9 @@ func (c *Core) preempt(s *sequence) {
 
 // startPull starts the transfer of that many tokens into the blocks of s.
 func (c *Core) startPull(s *sequence, tokens int) {
-	ms := c.Transfer.SetupMs
-	if c.KVBytesPerToken > 0 {
-		ms = c.Transfer.Ms(tokens, c.KVBytesPerToken)
+	ms := c.cfg.Transfer.SetupMs
+	if c.cfg.KVBytesPerToken > 0 {
+		ms = c.cfg.Transfer.Ms(tokens, c.cfg.KVBytesPerToken)
 	}
 	s.phase, s.pullTokens, s.pullEnd = pulling, tokens, c.now+duration(ms)
 	c.setQueued(s, len(s.Prompt)-s.remote())
@@ -204,7 +204,7 @@ func (c *Core) finishStep(out *Output) {
 
 // generate appends the next token to a sequence.
 func (c *Core) generate(s *sequence) Token {
-	token, stop := c.Next(mix(s.state, s.Seed))
+	token, stop := c.cfg.Next(mix(s.state, s.Seed))
 	s.out = append(s.out, token)
 	s.state = mix(s.state, uint64(token))
 	s.decoding = true
@@ -226,7 +226,7 @@ func (c *Core) finish(s *sequence) {
 	}
 	s.phase = held
 	c.heldN++
-	keep := blocksFor(len(s.Prompt), c.BlockSize)
+	keep := blocksFor(len(s.Prompt), c.cfg.BlockSize)
 	c.pool.release(s.blocks[keep:])
 	s.blocks = s.blocks[:keep]
 }

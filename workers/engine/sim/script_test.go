@@ -33,10 +33,9 @@ type script struct {
 
 func TestScripts(t *testing.T) {
 	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
+		t.Helper()
 		var s script
-		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
-			return s.command(t, d)
-		})
+		datadriven.RunTest(t, path, s.command)
 	})
 }
 

@@ -17,6 +17,7 @@ const (
 // sequence is a request on its way.
 type sequence struct {
 	Request
+
 	phase   phase
 	arrived time.Duration
 	// out is what was generated; state hashes prompt and out.
@@ -53,7 +54,7 @@ func (s *sequence) length() int { return len(s.Prompt) + len(s.out) }
 // is always computed here, for its output.
 func (s *sequence) remote() int { return min(s.RemoteTokens, len(s.Prompt)-1) }
 
-// appendTokens appends tokens from to to of prompt and output to dst.
+// appendTokens appends a range of the tokens of prompt and output to dst.
 func (s *sequence) appendTokens(dst []uint32, from, to int) []uint32 {
 	n := len(s.Prompt)
 	if from < n {

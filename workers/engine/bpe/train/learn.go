@@ -19,10 +19,13 @@ type pair struct{ left, right string }
 // entry is a pair with the count it had when it was queued.
 type entry struct {
 	pair
+
 	count int
 }
 
 // queue gives the most frequent pair first, ties in byte order of the pair.
+//
+//nolint:recvcheck // container/heap wants Push and Pop on the pointer, the rest on the slice
 type queue []entry
 
 func (q queue) Len() int      { return len(q) }
@@ -32,9 +35,12 @@ func (q queue) Less(i, j int) bool {
 	return cmp.Or(cmp.Compare(b.count, a.count), cmp.Compare(a.left, b.left), cmp.Compare(a.right, b.right)) < 0
 }
 
-// Push and Pop implement heap.Interface.
-func (q *queue) Push(x any) { *q = append(*q, x.(entry)) }
+// Push implements heap.Interface.
+func (q *queue) Push(x any) {
+	*q = append(*q, x.(entry)) //nolint:forcetypeassert // only entries are pushed
+}
 
+// Pop implements heap.Interface.
 func (q *queue) Pop() any {
 	last := len(*q) - 1
 	x := (*q)[last]
@@ -72,7 +78,7 @@ func learn(counts map[string]int, n int) [][2]string {
 	var merges [][2]string
 	known := make(map[string]bool)
 	for len(merges) < n && len(t.queue) > 0 {
-		e := heap.Pop(&t.queue).(entry)
+		e := heap.Pop(&t.queue).(entry) //nolint:forcetypeassert // only entries are pushed
 		switch c := t.count[e.pair]; {
 		case c <= 0 || known[e.left+e.right]:
 			continue

@@ -8,7 +8,7 @@ import (
 func TestLearn(t *testing.T) {
 	// "ab" is in both words (5 times), then "abc" (4), then " abc" (3).
 	// Afterwards only single-symbol words and "ab" remain.
-	got := fmt.Sprintf("%q", learn(map[string]int{" abc": 3, "abc": 1, "ab": 1}, 10))
+	got := fmt.Sprintf("%q", learn(map[string]int{"\x20abc": 3, "abc": 1, "ab": 1}, 10))
 	const want = `[["a" "b"] ["ab" "c"] [" " "abc"]]`
 	if got != want {
 		t.Errorf("got %s, want %s", got, want)
