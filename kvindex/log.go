@@ -13,7 +13,8 @@ var ErrFenced = errors.New("a newer term or epoch of this owner has written")
 // GapError reports that records of an owner were lost. The writer answers it
 // with a snapshot: a Cleared, then everything the owner holds, numbered on. The
 // Cleared's Seq must be at least Want and above every Seq that this writer has
-// used in the epoch. A reader waits for that.
+// used in the epoch. A reader that gets one from its Index (it had dropped a
+// worker that writes on) tails anew: the log's snapshot rebuilds the owner.
 type GapError struct {
 	Owner     Owner
 	Want, Got uint64
