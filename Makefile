@@ -46,7 +46,7 @@ check: ## Format, vet, lint, generated files, import rules, a few seconds of eac
 .PHONY: bench-replay
 bench-replay: build ## Replay both traces under each policy, write out/bench/replay.json
 	@scripts/tool envoy
-	@bin/kvlane bench replay $(ARGS)
+	@go run ./test/bench/replay $(ARGS)
 
 .PHONY: gen
 gen: ## Regenerate files made by tools

@@ -1,0 +1,150 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kvlane/kvlane/internal/epp"
+	"github.com/kvlane/kvlane/picker"
+)
+
+type explainFlags struct {
+	admin, path, policy string
+	json                bool
+}
+
+func newExplainCommand() *cobra.Command {
+	var f explainFlags
+	cmd := &cobra.Command{
+		Use:   "explain [REQUEST-ID]",
+		Short: "Show why a request went where it went, or where a body would go",
+		Long: `Show the candidates for a request, what each would cost in milliseconds, the
+choice and its reason.
+
+With a request id (the x-request-id of an answer) it shows the plan that was
+made. Without one it reads a request's body from standard input and shows the
+plan that would be made now; nothing is sent or booked.`,
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			view, err := f.ask(cmd, args)
+			if err != nil {
+				return err
+			}
+			if f.json {
+				enc := json.NewEncoder(cmd.OutOrStdout())
+				enc.SetIndent("", "  ")
+				return enc.Encode(view)
+			}
+			return printPlan(cmd.OutOrStdout(), view)
+		},
+	}
+	flags := cmd.Flags()
+	flags.StringVar(&f.admin, "admin", epp.DefaultListen().Admin, "the picker's admin address")
+	flags.StringVar(&f.path, "path", "/v1/chat/completions", "path of the request on standard input")
+	flags.StringVar(&f.policy, "policy", "", "policy to ask with (default: the picker's own)")
+	flags.BoolVar(&f.json, "json", false, "print JSON")
+	return cmd
+}
+
+func (f *explainFlags) ask(cmd *cobra.Command, args []string) (epp.PlanView, error) {
+	client := epp.NewClient(f.admin)
+	if len(args) == 1 {
+		return client.Plan(cmd.Context(), args[0])
+	}
+	body, err := io.ReadAll(cmd.InOrStdin())
+	if err != nil {
+		return epp.PlanView{}, fmt.Errorf("read the body: %w", err)
+	}
+	if len(body) == 0 {
+		return epp.PlanView{}, errors.New("standard input is empty: want a request's body, or a request id as argument")
+	}
+	return client.Explain(cmd.Context(), f.path, f.policy, body)
+}
+
+// printPlan writes a plan for people: the choice, then a row for each candidate.
+func printPlan(out io.Writer, v epp.PlanView) error {
+	exact := "estimated"
+	if v.Exact {
+		exact = "exact"
+	}
+	fmt.Fprintf(out, "request  %s  %s  model %s\n", v.Request, v.Path, v.Model)
+	fmt.Fprintf(out, "prompt   %d tokens (%s), %d known, %d cached where it goes\n", v.ISL, exact, v.KnownTokens, v.Cached)
+	switch {
+	case v.Refusal != "":
+		fmt.Fprintf(out, "refused  %s\n", v.Refusal)
+	case v.Prefill != nil:
+		fmt.Fprintf(out, "choice   prefill on %s, decode on %s; first token after %.1f ms (predicted)\n", v.Prefill.Worker, v.Decode.Worker, v.TTFTMs)
+	default:
+		fmt.Fprintf(out, "choice   %s; first token after %.1f ms (predicted)\n", v.Decode.Worker, v.TTFTMs)
+	}
+	fmt.Fprintf(out, "reason   %s: %s\n", v.Reason, meaning(v.Reason))
+	if v.Served != "" || v.Outcome != "" {
+		fmt.Fprintf(out, "served   by %s, %s\n", v.Served, v.Outcome)
+	}
+	if len(v.Costs) == 0 {
+		return nil
+	}
+	fmt.Fprintln(out)
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(w, "worker\tcached\tqueue\tload\tprefill\ttransfer\tadapter\tdecode\tdelay\ttotal ms\t")
+	for i := range v.Costs {
+		printCost(w, &v.Costs[i])
+	}
+	if err := w.Flush(); err != nil {
+		return fmt.Errorf("print the candidates: %w", err)
+	}
+	fmt.Fprint(out, `
+cached   tokens that need no prefill there
+queue    until its prefill can start; load: bringing blocks from slower tiers;
+         prefill, transfer, adapter, decode: until its first token
+delay    imposed on the requests that are already there
+`)
+	return nil
+}
+
+func printCost(w io.Writer, c *picker.Cost) {
+	name := string(c.Target.Worker)
+	if c.Target.Rank > 0 {
+		name = fmt.Sprintf("%s/%d", name, c.Target.Rank)
+	}
+	if c.Prefill != nil {
+		name = string(c.Prefill.Worker) + " > " + name
+	}
+	total := fmt.Sprintf("%.1f", c.Total)
+	if c.Excluded != "" {
+		total = c.Excluded
+	}
+	fmt.Fprintf(w, "%s\t%d\t%.1f\t%.1f\t%.1f\t%.1f\t%.1f\t%.1f\t%.1f\t%s\t\n",
+		name, c.Cached, c.Queue, c.Load, c.Compute, c.Transfer, c.Adapter, c.Decode, c.Delay, total)
+}
+
+// meaning is a reason in a sentence.
+func meaning(r picker.Reason) string {
+	switch r {
+	case picker.ReasonCached:
+		return "it costs least, and the worker holds a part of the prompt"
+	case picker.ReasonLeastCost:
+		return "it costs least; no part of the prompt is cached there"
+	case picker.ReasonSpill:
+		return "another worker holds more of the prompt, but waiting for it costs more"
+	case picker.ReasonRemote:
+		return "prefilling on another worker and handing over costs least"
+	case picker.ReasonPolicy:
+		return "a policy for comparison chose"
+	case picker.ReasonNoEndpoint:
+		return "no worker that serves it is ready"
+	case picker.ReasonSubset:
+		return "no ready worker is among those that the gateway allows"
+	case picker.ReasonNoModel:
+		return "no worker serves this model"
+	case picker.ReasonOverloaded:
+		return "every candidate is over its limit"
+	default:
+		return "the request was not placed"
+	}
+}

@@ -1,0 +1,93 @@
+package epp
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"time"
+
+	"github.com/kvlane/kvlane/extproc"
+	"github.com/kvlane/kvlane/internal/observability"
+	"github.com/kvlane/kvlane/picker"
+)
+
+// admin is the picker's page for operators:
+//
+//	GET  /metrics, /healthz
+//	GET  /plans/{request-id}  where a request went and why
+//	POST /explain?path=/v1/chat/completions[&policy=kv]  the plan for a body, nothing is booked
+//	GET  /endpoints           the pool as it is now
+type admin struct {
+	router  *extproc.Router
+	plans   *extproc.Plans
+	pool    *picker.Pool
+	maxBody int64
+	page    observability.Admin
+}
+
+func (a *admin) handler() http.Handler {
+	mux := a.page.Mux()
+	mux.HandleFunc("GET /plans/{id}", a.plan)
+	mux.HandleFunc("POST /explain", a.explain)
+	mux.HandleFunc("GET /endpoints", a.endpoints)
+	return mux
+}
+
+func (a *admin) plan(w http.ResponseWriter, r *http.Request) {
+	id := r.PathValue("id")
+	entry, ok := a.plans.Get(id)
+	if !ok {
+		http.Error(w, fmt.Sprintf("no plan of request %q is kept (extproc.plans says how many are)", id), http.StatusNotFound)
+		return
+	}
+	reply(w, viewOf(entry))
+}
+
+func (a *admin) explain(w http.ResponseWriter, r *http.Request) {
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, a.maxBody))
+	if err != nil {
+		status := http.StatusBadRequest
+		var large *http.MaxBytesError
+		if errors.As(err, &large) {
+			status = http.StatusRequestEntityTooLarge
+		}
+		http.Error(w, err.Error(), status)
+		return
+	}
+	query := r.URL.Query()
+	ask := extproc.Ask{ID: "explain", Method: http.MethodPost, Path: "/v1/chat/completions", Body: body}
+	if path := query.Get("path"); path != "" {
+		ask.Path = path
+	}
+	if policy := query.Get("policy"); policy != "" {
+		if ask.Policy, err = picker.ParsePolicy(policy); err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
+	}
+	now := time.Now()
+	decision, refusal := a.router.Explain(now, ask)
+	entry := extproc.Entry{At: now, Path: ask.Path, Decision: decision}
+	if refusal != nil {
+		entry.Refusal = refusal.Error()
+	}
+	reply(w, viewOf(entry))
+}
+
+func (a *admin) endpoints(w http.ResponseWriter, _ *http.Request) {
+	views := []EndpointView{}
+	for _, e := range a.pool.Fleet(time.Now()).Endpoints {
+		views = append(views, endpointView(e))
+	}
+	reply(w, views)
+}
+
+// reply writes JSON. A client that has left gets half of it.
+func reply(w http.ResponseWriter, v any) {
+	w.Header().Set("content-type", "application/json")
+	enc := json.NewEncoder(w)
+	enc.SetIndent("", "  ")
+	_ = enc.Encode(v)
+}

@@ -1,0 +1,66 @@
+package epp
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/kvlane/kvlane/kvindex"
+	"github.com/kvlane/kvlane/picker"
+)
+
+// collector turns the stats of index, pool and follower into metrics at each
+// scrape. Labels are the pool's workers, so their number is bounded by it.
+type collector struct {
+	index    *kvindex.Index
+	pool     *picker.Pool
+	follower *follower
+}
+
+func newCollector(index *kvindex.Index, pool *picker.Pool, f *follower) *collector {
+	return &collector{index, pool, f}
+}
+
+// Describe sends nothing: the metrics are checked when they are collected.
+func (*collector) Describe(chan<- *prometheus.Desc) {}
+
+// Collect reads the stats once.
+func (c *collector) Collect(ch chan<- prometheus.Metric) {
+	send := func(kind prometheus.ValueType, name, help string, v float64, labels ...string) {
+		var names []string
+		if len(labels) > 0 {
+			names = []string{"worker"}
+		}
+		ch <- prometheus.MustNewConstMetric(prometheus.NewDesc("kvlane_"+name, help, names, nil), kind, v, labels...)
+	}
+	gauge, counter := prometheus.GaugeValue, prometheus.CounterValue
+
+	index := c.index.Stats()
+	send(gauge, "index_owners", "Pools of blocks that the index knows.", float64(index.Owners))
+	send(gauge, "index_blocks", "Distinct blocks in the index.", float64(index.Blocks))
+	send(gauge, "index_memberships", "Pairs of a block and an owner that holds it.", float64(index.Memberships))
+	send(gauge, "index_bytes", "Memory of the index, estimated.", float64(index.Bytes))
+
+	pool := c.pool.Stats(time.Now())
+	send(gauge, "pool_workers", "Known workers, each rank once.", float64(pool.Workers))
+	send(gauge, "pool_workers_ready", "Workers that requests may go to.", float64(pool.Ready))
+	send(gauge, "pool_bookings", "Requests that this picker has sent out and not seen end.", float64(pool.Bookings))
+	send(counter, "pool_picks_total", "Picks with a target.", float64(pool.Picked))
+	send(counter, "pool_refusals_total", "Picks without a target.", float64(pool.Refused))
+	send(counter, "pool_expired_bookings_total", "Bookings that nobody closed within their lease.", float64(pool.Expired))
+
+	send(counter, "log_records_total", "Records read from the log.", float64(c.follower.records.Load()))
+	send(counter, "log_gaps_total", "Records that showed that earlier ones were lost.", float64(c.follower.gaps.Load()))
+	send(counter, "log_fenced_total", "Records of writers that another one has replaced.", float64(c.follower.fenced.Load()))
+	send(counter, "log_faulty_records_total", "Records that the index refused for another reason.", float64(c.follower.fault.Load()))
+
+	requests, queue := map[string]float64{}, map[string]float64{}
+	for _, w := range pool.PerWorker { // a worker's ranks together: one series for each worker
+		requests[string(w.Worker)] += float64(w.Requests)
+		queue[string(w.Worker)] = max(queue[string(w.Worker)], w.QueueMs/1000)
+	}
+	for worker, n := range requests {
+		send(gauge, "worker_requests", "Requests running and waiting on a worker.", n, worker)
+		send(gauge, "worker_queue_seconds", "Predicted time until a new request's prefill starts.", queue[worker], worker)
+	}
+}

@@ -1,0 +1,134 @@
+package up
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/kvlane/kvlane/internal/epp"
+)
+
+// turnPause is the time between two turns of the demo: far less than a reader
+// takes, enough for KV events to reach the picker.
+const turnPause = 500 * time.Millisecond
+
+// shown is one request of the demo with what was predicted for it.
+type shown struct {
+	name   string
+	answer answer
+	plan   epp.PlanView
+}
+
+// demo sends a long prompt, its follow-up and a different one through Envoy and
+// prints where each went and why.
+func (o Options) demo(ctx context.Context) error {
+	c := client{url: "http://" + addr(o.Ports.Envoy)}
+	model, err := c.firstModel(ctx)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(o.Out, "\nthree requests to %s through Envoy:\n\n", model)
+	harbour := []message{
+		{"system", handbook("harbour")},
+		{"user", "Which pump is checked first on the night shift, and by whom?"},
+	}
+	first, err := o.ask(ctx, c, "long prompt", model, harbour)
+	if err != nil {
+		return err
+	}
+	followUp := append(harbour, message{"assistant", first.answer.text}, message{"user", "And on the day shift?"})
+	second, err := o.ask(ctx, c, "follow-up", model, followUp)
+	if err != nil {
+		return err
+	}
+	third, err := o.ask(ctx, c, "another prompt", model, []message{
+		{"system", handbook("library")},
+		{"user", "Which shelf is counted first?"},
+	})
+	if err != nil {
+		return err
+	}
+	return o.print(model, []shown{first, second, third})
+}
+
+func (o Options) ask(ctx context.Context, c client, name, model string, messages []message) (shown, error) {
+	a, err := c.chat(ctx, model, messages)
+	if err != nil {
+		return shown{}, fmt.Errorf("%s: %w", name, err)
+	}
+	pause := time.NewTimer(turnPause)
+	defer pause.Stop()
+	select {
+	case <-ctx.Done():
+		return shown{}, ctx.Err()
+	case <-pause.C:
+	}
+	plan, err := epp.NewClient(addr(o.Ports.Admin)).Plan(ctx, a.id)
+	if err != nil {
+		return shown{}, fmt.Errorf("%s: %w", name, err)
+	}
+	return shown{name, a, plan}, nil
+}
+
+// print writes the table, what it shows, and what to try next.
+func (o Options) print(model string, list []shown) error {
+	w := tabwriter.NewWriter(o.Out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "  request\tworker\tprompt\tcached\t\tfirst token\t\treason")
+	fmt.Fprintln(w, "  \t\ttokens\tpredicted\treported\tpredicted\tmeasured\t")
+	for _, s := range list {
+		p := s.plan
+		worker := o.nameOf(p.Decode.Address)
+		if p.Prefill != nil {
+			worker = o.nameOf(p.Prefill.Address) + " > " + worker
+		}
+		fmt.Fprintf(w, "  %s\t%s\t%d\t%d\t%d\t%.0f ms\t%.0f ms\t%s\n", s.name, worker, s.answer.prompt, p.Cached, s.answer.cached,
+			p.TTFTMs, ms(s.answer.first), p.Reason)
+	}
+	if err := w.Flush(); err != nil {
+		return fmt.Errorf("print the table: %w", err)
+	}
+	first, second := list[0], list[1]
+	if first.plan.Decode == second.plan.Decode && second.answer.cached > 0 {
+		fmt.Fprintf(o.Out, "\nThe follow-up went to the worker that holds its conversation: %d of its %d prompt tokens needed no prefill.\n",
+			second.answer.cached, second.answer.prompt)
+	}
+	fmt.Fprintf(o.Out, `
+Try it:
+  curl -s http://%s/v1/chat/completions -H 'content-type: application/json' \
+    -d '{"model": %q, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 32}'
+Why a request went where it went:
+  %s explain --admin %s %s
+`, addr(o.Ports.Envoy), model, o.Binary, addr(o.Ports.Admin), second.answer.id)
+	return nil
+}
+
+// nameOf is a worker's name in the logs' folder.
+func (o Options) nameOf(address string) string {
+	for i, p := range o.Ports.Engines {
+		if addr(p.Agent) == address {
+			return fmt.Sprintf("worker-%d", i)
+		}
+	}
+	return address
+}
+
+func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+
+// handbook is some six thousand tokens of plain text about a place, the same
+// each time.
+func handbook(place string) string {
+	people := []string{"the keeper", "the first mate", "the clerk", "the apprentice", "the warden", "the night porter", "the engineer"}
+	things := []string{"pump", "shelf", "gate", "lamp", "ladder", "ledger", "boat", "window", "bell"}
+	acts := []string{"checks", "counts", "cleans", "locks", "repairs", "paints", "signs for"}
+	times := []string{"before dawn", "after the morning bell", "at noon", "when the tide turns", "in the evening", "at midnight"}
+	var b strings.Builder
+	fmt.Fprintf(&b, "You answer questions about the %s from its handbook, in one short sentence.\n", place)
+	for i := range 400 {
+		fmt.Fprintf(&b, "%d. In the %s, %s %s %s %d %s", i+1, place, people[i%len(people)], acts[i*5%len(acts)],
+			things[i*7%len(things)], i*13%97, times[i*11%len(times)])
+		fmt.Fprintf(&b, " and tells %s.\n", people[(i+3)%len(people)])
+	}
+	return b.String()
+}

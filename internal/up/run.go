@@ -1,0 +1,128 @@
+package up
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/kvlane/kvlane/internal/epp"
+)
+
+// Run starts the stack, waits until it answers, runs the demo and keeps the
+// stack until ctx ends, which is not an error. It returns when everything is
+// stopped.
+func Run(ctx context.Context, o Options) error {
+	if err := errors.Join(o.Validate(), o.Ports.checkFree()); err != nil {
+		return err
+	}
+	if err := o.write(); err != nil {
+		return err
+	}
+	s := newStack(o.Dir)
+	defer s.stop()
+	err := o.run(ctx, s)
+	if errors.Is(err, context.Canceled) && ctx.Err() != nil {
+		fmt.Fprintln(o.Out, "\nstopping")
+		return nil
+	}
+	return err
+}
+
+func (o Options) run(ctx context.Context, s *stack) error {
+	started := time.Now()
+	if err := o.start(ctx, s); err != nil {
+		return err
+	}
+	fmt.Fprintf(o.Out, "ready in %.1f s: %s\n", time.Since(started).Seconds(), o.describe())
+	if !o.NoDemo {
+		if err := o.guarded(ctx, s, o.demo); err != nil {
+			return err
+		}
+	}
+	if o.Once {
+		return nil
+	}
+	fmt.Fprintf(o.Out, "\nCtrl-C stops everything. Logs are in %s.\n", o.Dir)
+	select {
+	case m := <-s.dead:
+		return deathOf(m)
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (o Options) describe() string {
+	workers := fmt.Sprintf("%d workers", o.Engines)
+	if o.PD {
+		decode := (o.Engines + 1) / 2
+		workers = fmt.Sprintf("%d decode and %d prefill workers", decode, o.Engines-decode)
+	}
+	return fmt.Sprintf("%s of %s (simulated, %d blocks of %d tokens, time scale %g) behind http://%s",
+		workers, o.Deployment, o.blocks(), o.BlockSize, o.TimeScale, addr(o.Ports.Envoy))
+}
+
+// start starts all processes at once and waits for each.
+func (o Options) start(ctx context.Context, s *stack) error {
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	list := o.processes()
+	for _, p := range list {
+		if err := s.start(p); err != nil {
+			return err
+		}
+	}
+	list = append(list, process{name: "pool", where: "all workers known to the picker", up: o.poolComplete})
+	for _, p := range list {
+		begun := time.Now()
+		if !o.Quiet {
+			fmt.Fprintf(o.Out, "  … %-10s %s", p.name, p.where)
+		}
+		err := s.wait(ctx, p)
+		if !o.Quiet {
+			mark := "✓"
+			if err != nil {
+				mark = "✗"
+			}
+			fmt.Fprintf(o.Out, "\r  %s %-10s %s (%.1f s)\n", mark, p.name, p.where, time.Since(begun).Seconds())
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// poolComplete asks the picker whether every worker is ready there.
+func (o Options) poolComplete(ctx context.Context) error {
+	endpoints, err := epp.NewClient(addr(o.Ports.Admin)).Endpoints(ctx)
+	if err != nil {
+		return err
+	}
+	ready := 0
+	for _, e := range endpoints {
+		if e.Ready {
+			ready++
+		}
+	}
+	if ready < o.Engines {
+		return fmt.Errorf("the picker sees %d of %d workers ready", ready, o.Engines)
+	}
+	return nil
+}
+
+// guarded runs f, but not longer than the stack lives.
+func (o Options) guarded(ctx context.Context, s *stack, f func(context.Context) error) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	done := make(chan error, 1)
+	go func() { done <- f(ctx) }()
+	select {
+	case err := <-done:
+		return err
+	case m := <-s.dead:
+		cancel()
+		<-done
+		return deathOf(m)
+	}
+}
