@@ -87,7 +87,7 @@ func ErrorBody(e *Error) []byte {
 // U+FFFD.
 func appendQuoted(b []byte, s string) []byte {
 	// The only error there is reports those replacements.
-	b, _ = jsontext.AppendQuote(b, s) //nolint:errcheck // see above
+	b, _ = jsontext.AppendQuote(b, s)
 	return b
 }
 

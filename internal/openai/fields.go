@@ -202,5 +202,5 @@ func tokenID(v []byte) (uint32, bool) {
 		}
 		n = n*10 + uint64(c-'0')
 	}
-	return uint32(n), n <= math.MaxUint32 //nolint:gosec // the bound is checked beside it
+	return uint32(n), n <= math.MaxUint32
 }

@@ -11,7 +11,7 @@ import (
 )
 
 // naive reads the members of an object by jsontext alone.
-func naive(t *testing.T, obj []byte) (names []string, values []string) {
+func naive(t *testing.T, obj []byte) (names, values []string) {
 	t.Helper()
 	dec := jsontext.NewDecoder(bytes.NewReader(obj), jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true))
 	if _, err := dec.ReadToken(); err != nil {

@@ -140,7 +140,8 @@ func skipNested(b []byte, i int) int {
 		case '}', ']':
 			depth--
 		}
-		if i++; depth == 0 {
+		i++
+		if depth == 0 {
 			return i
 		}
 	}

@@ -1,5 +1,7 @@
 package openai
 
+import "slices"
+
 // Edit changes one top-level member of a body.
 type Edit struct {
 	// Name is the member's name, unescaped.
@@ -10,7 +12,8 @@ type Edit struct {
 
 // noPrefill is what vLLM's NIXL connector is told when a prompt's KV is to be
 // fetched by another worker. The nulls are the keys its connector reads.
-const noPrefill = `{"do_remote_decode": true, "do_remote_prefill": false, "remote_engine_id": null, "remote_block_ids": null, "remote_host": null, "remote_port": null}`
+const noPrefill = `{"do_remote_decode": true, "do_remote_prefill": false, ` +
+	`"remote_engine_id": null, "remote_block_ids": null, "remote_host": null, "remote_port": null}`
 
 // Splice is the body with these members changed: a value is replaced where it
 // stands (in every repetition, so that it does not matter which one a reader
@@ -65,8 +68,8 @@ func spliceObject(obj []byte, edits []Edit) []byte {
 
 // findEdit is the index of the last edit of a member, or -1.
 func findEdit(edits []Edit, name []byte) int {
-	for i := len(edits) - 1; i >= 0; i-- {
-		if edits[i].Name == string(name) {
+	for i, e := range slices.Backward(edits) {
+		if e.Name == string(name) {
 			return i
 		}
 	}
