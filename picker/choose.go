@@ -177,9 +177,13 @@ func host(address string) string {
 
 // excludedLast moves the excluded costs to the end and keeps the order otherwise.
 func excludedLast(costs []Cost) []Cost {
+	first := slices.IndexFunc(costs, func(c Cost) bool { return c.Excluded != "" })
+	if first < 0 {
+		return costs
+	}
 	var out []Cost
-	in := costs[:0]
-	for i := range costs {
+	in := costs[:first]
+	for i := first; i < len(costs); i++ {
 		if costs[i].Excluded == "" {
 			in = append(in, costs[i])
 			continue

@@ -18,8 +18,7 @@ import (
 // prefills for another is a candidate too (see [picking.pair]).
 func Pick(req *Request, fleet *Fleet) Plan {
 	k := picking{req: req, fleet: fleet, policy: cmp.Or(req.Policy, fleet.Policy, PolicyKV), seed: xxh3.HashString(req.ID)}
-	// Room for the pairs too, so that a plan is one allocation here.
-	k.costs = make([]Cost, len(fleet.Endpoints), 2*len(fleet.Endpoints))
+	k.costs = make([]Cost, len(fleet.Endpoints), k.room())
 	k.filter()
 	if reason := k.refusal(); reason != "" {
 		return k.refuse(reason)
@@ -57,6 +56,18 @@ const (
 	outQueue    = "queue limit"
 	outPrefill  = "prefill only"
 )
+
+// room is the most costs there can be: every endpoint alone, and after a prefill
+// worker if there is one.
+func (k *picking) room() int {
+	n := len(k.fleet.Endpoints)
+	for i := range k.fleet.Endpoints {
+		if k.fleet.Endpoints[i].Role == kvindex.RolePrefill {
+			return 2 * n
+		}
+	}
+	return n
+}
 
 func (k *picking) filter() {
 	targets := false
