@@ -225,8 +225,7 @@ func (a *Agent) follow(ctx context.Context, process *child.Process) error {
 		wait, cancel = context.WithTimeout(ctx, a.cfg.StartTimeout)
 		defer cancel()
 	}
-	s, err := a.prober.await(wait)
-	if err != nil {
+	if _, err := a.prober.await(wait); err != nil {
 		if ctx.Err() != nil {
 			return nil
 		}
@@ -234,7 +233,7 @@ func (a *Agent) follow(ctx context.Context, process *child.Process) error {
 	}
 	group, gctx := errgroup.WithContext(ctx)
 	for _, f := range a.feeds {
-		group.Go(func() error { return f.Run(gctx, s.Metrics.StartedAt) })
+		group.Go(func() error { return f.Run(gctx) })
 	}
 	group.Go(func() error {
 		a.awaitFeeds(gctx)

@@ -19,22 +19,28 @@ type blockKey struct {
 // identity is what the agent knows of one of the engine's blocks.
 type identity struct {
 	hash, parent kvindex.BlockHash
-	tiers        uint8 // bit t is set while the engine holds it in tier t
+	// copies counts the engine's copies by tier: it announces each one that is
+	// stored and each one that is evicted, also while others exist.
+	copies [kvindex.NumTiers]uint32
 }
+
+func (id *identity) held() bool { return id.copies != [kvindex.NumTiers]uint32{} }
 
 // content translates one rank's events: the engine's block hashes into ours. It
 // takes batches and returns records, and does nothing else.
 //
 // Invariant: ids holds every block that the engine holds and whose tokens are
 // known from the start of its prompt; a block with an unknown parent is left out
-// and counted, never taken for the start of a prompt.
+// and counted, never taken for the start of a prompt. A block is published when
+// its first copy in a tier comes and when the last one goes, so readers that count
+// count to 1.
 type content struct {
 	worker kvindex.WorkerID
 	rank   uint16
 	model  string
 	ids    map[blockKey]*identity
-	held   int // identities with a tier
-	tiers  uint8
+	held   int                    // identities with a copy
+	used   [kvindex.NumTiers]bool // tiers that ever held something in this life
 }
 
 // applied counts what became of a batch's events.
@@ -77,12 +83,12 @@ func (c *content) apply(b enginewire.Batch, engineSeq uint64) ([]kvindex.Record,
 func (c *content) clear() []kvindex.Record {
 	var out []kvindex.Record
 	for t := range kvindex.Tier(kvindex.NumTiers) {
-		if t == kvindex.Device || c.tiers&(1<<t) != 0 {
+		if t == kvindex.Device || c.used[t] {
 			out = append(out, kvindex.Record{Owner: c.owner(t), Kind: kvindex.KindCleared})
 		}
 	}
 	c.ids = make(map[blockKey]*identity)
-	c.held, c.tiers = 0, 0
+	c.held, c.used = 0, [kvindex.NumTiers]bool{}
 	return out
 }
 
@@ -100,32 +106,56 @@ func (c *content) stored(out []kvindex.Record, e *enginewire.Event, n *applied) 
 		n.orphans++
 		return out
 	}
-	first, fresh := parent, false
-	hashes := make([]kvindex.BlockHash, 0, len(e.Hashes))
+	run := c.run(e.Tier, group)
 	for i, h := range e.Hashes {
 		var media []string
 		if e.Extra != nil {
 			media = e.Extra[i]
 		}
-		hash := parent.Next(e.Tokens[i*e.BlockSize:(i+1)*e.BlockSize], media)
-		var changed bool
-		out, changed = c.name(out, blockKey{group, h}, identity{hash: hash, parent: parent}, e.Tier)
-		fresh = fresh || changed
-		hashes = append(hashes, hash)
-		parent = hash
+		id := &identity{hash: parent.Next(e.Tokens[i*e.BlockSize:(i+1)*e.BlockSize], media), parent: parent}
+		parent = id.hash
+		out, id = c.name(out, blockKey{group, h}, id)
+		if c.hold(id, e.Tier) {
+			out = run.add(out, id)
+		}
 	}
 	n.events++
-	if !fresh {
-		return out
-	}
-	return append(out, c.storedRecord(e.Tier, group, first, hashes))
+	return run.flush(out)
 }
 
-func (c *content) storedRecord(t kvindex.Tier, group uint16, parent kvindex.BlockHash, hashes []kvindex.BlockHash) kvindex.Record {
-	return kvindex.Record{
-		Owner: c.owner(t), Kind: kvindex.KindStored,
-		Stored: &kvindex.Stored{Group: group, Parent: parent, Hashes: hashes},
+// run joins blocks that follow each other into one record.
+type run struct {
+	owner  kvindex.Owner
+	group  uint16
+	parent kvindex.BlockHash
+	hashes []kvindex.BlockHash
+}
+
+func (c *content) run(t kvindex.Tier, group uint16) *run {
+	return &run{owner: c.owner(t), group: group}
+}
+
+func (r *run) add(out []kvindex.Record, id *identity) []kvindex.Record {
+	if n := len(r.hashes); n > 0 && r.hashes[n-1] != id.parent {
+		out = r.flush(out)
 	}
+	if len(r.hashes) == 0 {
+		r.parent = id.parent
+	}
+	r.hashes = append(r.hashes, id.hash)
+	return out
+}
+
+func (r *run) flush(out []kvindex.Record) []kvindex.Record {
+	if len(r.hashes) == 0 {
+		return out
+	}
+	out = append(out, kvindex.Record{
+		Owner: r.owner, Kind: kvindex.KindStored,
+		Stored: &kvindex.Stored{Group: r.group, Parent: r.parent, Hashes: r.hashes},
+	})
+	r.hashes = nil
+	return out
 }
 
 // parent is our hash of the block before the event's first.
@@ -141,79 +171,66 @@ func (c *content) parent(e *enginewire.Event, group uint16) (kvindex.BlockHash, 
 	return id.hash, true
 }
 
-// name notes that the engine holds a block in a tier, and reports whether that
-// is news. If the engine's name stood for other content, that content is gone.
-func (c *content) name(out []kvindex.Record, k blockKey, id identity, t kvindex.Tier) ([]kvindex.Record, bool) {
+// name returns what the engine's name of a block stands for: what it stood for
+// before if that is the same, else id. Other content under the name is gone.
+func (c *content) name(out []kvindex.Record, k blockKey, id *identity) ([]kvindex.Record, *identity) {
 	old, ok := c.ids[k]
-	if ok && old.hash != id.hash {
-		for u := range kvindex.Tier(kvindex.NumTiers) {
-			if old.tiers&(1<<u) != 0 {
-				out = append(out, c.removedRecord(u, k.group, []kvindex.BlockHash{old.hash}))
+	if ok && old.hash == id.hash {
+		return out, old
+	}
+	if ok {
+		for t := range kvindex.Tier(kvindex.NumTiers) {
+			if old.copies[t] > 0 {
+				out = append(out, c.removedRecord(t, k.group, []kvindex.BlockHash{old.hash}))
 			}
 		}
-		c.drop(old, old.tiers)
-		ok = false
+		if old.held() {
+			c.held--
+		}
 	}
-	if !ok {
-		old = &id
-		c.ids[k] = old
-	}
-	return out, c.hold(old, t)
+	c.ids[k] = id
+	return out, id
 }
 
+// hold notes one copy more and reports whether it is the first in the tier.
 func (c *content) hold(id *identity, t kvindex.Tier) bool {
-	bit := uint8(1) << t
-	if id.tiers&bit != 0 {
-		return false
-	}
-	if id.tiers == 0 {
+	if !id.held() {
 		c.held++
 	}
-	id.tiers |= bit
-	c.tiers |= bit
-	return true
+	id.copies[t]++
+	c.used[t] = true
+	return id.copies[t] == 1
 }
 
-func (c *content) drop(id *identity, tiers uint8) {
-	if id.tiers == 0 {
-		return
+// drop notes one copy less and reports whether it was the last in the tier.
+func (c *content) drop(id *identity, t kvindex.Tier) bool {
+	if id.copies[t] == 0 {
+		return false
 	}
-	id.tiers &^= tiers
-	if id.tiers == 0 {
+	id.copies[t]--
+	if !id.held() {
 		c.held--
 	}
+	return id.copies[t] == 0
 }
 
 // moved handles a Stored without tokens: known blocks that now lie in another
-// tier too. Blocks that follow each other go into one record.
+// tier too.
 func (c *content) moved(out []kvindex.Record, e *enginewire.Event, n *applied) []kvindex.Record {
 	group := uint16(e.Group)
-	var run []kvindex.BlockHash
-	var first kvindex.BlockHash
-	flush := func() {
-		if len(run) > 0 {
-			out = append(out, c.storedRecord(e.Tier, group, first, run))
-			run = nil
-		}
-	}
+	run := c.run(e.Tier, group)
 	for _, h := range e.Hashes {
 		id, ok := c.ids[blockKey{group, h}]
 		if !ok {
 			n.strangers++
 			continue
 		}
-		if !c.hold(id, e.Tier) {
-			continue
+		if c.hold(id, e.Tier) {
+			out = run.add(out, id)
 		}
-		if len(run) == 0 || run[len(run)-1] != id.parent {
-			flush()
-			first = id.parent
-		}
-		run = append(run, id.hash)
 	}
-	flush()
 	n.events++
-	return out
+	return run.flush(out)
 }
 
 func (c *content) removed(out []kvindex.Record, e *enginewire.Event, n *applied) []kvindex.Record {
@@ -221,11 +238,9 @@ func (c *content) removed(out []kvindex.Record, e *enginewire.Event, n *applied)
 	var hashes []kvindex.BlockHash
 	for _, h := range e.Hashes {
 		id, ok := c.ids[blockKey{group, h}]
-		if !ok || id.tiers&(1<<e.Tier) == 0 {
-			continue // never credited, or removed twice
+		if ok && c.drop(id, e.Tier) {
+			hashes = append(hashes, id.hash)
 		}
-		c.drop(id, 1<<e.Tier)
-		hashes = append(hashes, id.hash)
 	}
 	n.events++
 	if len(hashes) == 0 {
@@ -247,7 +262,7 @@ func (c *content) sweep() {
 		return
 	}
 	for k, id := range c.ids {
-		if id.tiers == 0 {
+		if !id.held() {
 			delete(c.ids, k)
 		}
 	}

@@ -8,11 +8,12 @@
 // says so.
 //
 // Identity. Engine hashes never leave the agent: events are translated into
-// [kvindex.BlockHash] from token ids. Epoch is one life of the engine, in
-// milliseconds of the wall clock: of the process's start where its metrics say
-// it, else of the agent's first contact. Term is the agent's start in
-// milliseconds. Sequence numbers start at term*1024 with a Cleared, so that an
-// agent that restarts needs no memory of its past.
+// [kvindex.BlockHash] from token ids. Epoch is one life of the engine as this
+// agent saw it begin, term the agent's own start, both in milliseconds of the wall
+// clock. Sequence numbers start at term*1024 with a Cleared. So an agent that
+// restarts needs no memory of its past; it empties the worker and rebuilds it from
+// the replay socket. A clock set back over a restart makes the log refuse the new
+// agent until the clock has passed the old one's start.
 //
 // Lost events. A gap in the numbers is filled from the engine's replay socket
 // before the batch that revealed it is applied. What cannot be had makes the

@@ -47,6 +47,7 @@ type feed struct {
 	lives          chan life
 	connected      chan struct{} // closed after the first connect and its replay
 	sawBlockSize   func(tokens int)
+	handled        func(seq uint64) // after each live batch; nil for none
 
 	// Only Run's goroutine uses the rest.
 	seq      sequence
@@ -76,9 +77,8 @@ func (f *feed) restart(l life) {
 }
 
 // Run follows the engine until ctx ends, over as many connections as it takes.
-// started is when the engine's process started, zero if unknown.
-func (f *feed) Run(ctx context.Context, started time.Time) error {
-	if !f.begin(ctx, started) {
+func (f *feed) Run(ctx context.Context) error {
+	if !f.begin(ctx) {
 		return nil
 	}
 	if f.events == "" {
@@ -234,7 +234,11 @@ func (f *feed) message(ctx context.Context, m zmq4.Msg) {
 		f.metrics.BadMessages.WithLabelValues("topic").Inc()
 		return
 	}
-	f.live(ctx, batch{seq: binary.BigEndian.Uint64(m.Frames[1]), payload: m.Frames[2]})
+	b := batch{seq: binary.BigEndian.Uint64(m.Frames[1]), payload: m.Frames[2]}
+	f.live(ctx, b)
+	if f.handled != nil {
+		f.handled(b.seq)
+	}
 }
 
 // live handles one batch of the live socket.
@@ -321,19 +325,15 @@ func (f *feed) ask(ctx context.Context, from uint64) ([]batch, error) {
 }
 
 // begin opens the first life. It returns false when ctx ended first.
-func (f *feed) begin(ctx context.Context, started time.Time) bool {
+//
+// The epoch is the wall clock in ms, not the start of the engine's process: an
+// agent before this one may have noticed that start only later, and an epoch must
+// not fall. Nothing is lost by it, for an agent has to begin with an empty worker
+// anyway.
+func (f *feed) begin(ctx context.Context) bool {
 	f.began = time.Now()
-	f.epoch = epochOf(started, f.began)
+	f.epoch = uint64(f.began.UnixMilli())
 	return f.publisher.put(ctx, update{rank: f.rank, epoch: f.epoch})
-}
-
-// epochOf is the wall clock's milliseconds: of the engine's start where it is
-// known, so that a restarted agent finds the same number, else of the moment.
-func epochOf(started, now time.Time) uint64 {
-	if started.IsZero() {
-		started = now
-	}
-	return uint64(max(started.UnixMilli(), 1))
 }
 
 // newLife empties everything under a new epoch. A signal about a process that
@@ -345,7 +345,7 @@ func (f *feed) newLife(ctx context.Context, l life, why string) {
 	f.metrics.Lives.Inc()
 	f.log.Info("engine began a new life", "why", why)
 	f.began = time.Now()
-	f.epoch = max(f.epoch+1, epochOf(l.started, f.began))
+	f.epoch = max(f.epoch+1, uint64(f.began.UnixMilli()))
 	f.seq.restart()
 	f.publisher.put(ctx, update{rank: f.rank, epoch: f.epoch})
 	for rank := range f.contents {

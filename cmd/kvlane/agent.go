@@ -6,10 +6,11 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"os/signal"
-	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 
 	"github.com/kvlane/kvlane/internal/observability"
 	"github.com/kvlane/kvlane/kvindex"
@@ -50,6 +51,9 @@ it however often it goes away.`,
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			cfg.Command, cfg.CommandOutput = args, os.Stderr
+			if !cmd.Flags().Changed("secret") {
+				cfg.Secret = os.Getenv("KVLANE_SECRET") // not the flag's default: help would print it
+			}
 			return runAgent(cmd.Context(), cfg, f)
 		},
 	}
@@ -69,7 +73,7 @@ func addAgentFlags(cmd *cobra.Command, cfg *workers.Config, f *agentFlags) {
 	fl.StringSliceVar(&cfg.KVEvents, "kv-events", cfg.KVEvents, "ZMQ endpoints of the engine's KV events, one per data-parallel rank; empty for none")
 	fl.StringSliceVar(&cfg.KVReplay, "kv-replay", cfg.KVReplay, "ZMQ replay endpoints, in the same order; empty for none")
 	fl.StringVar(&cfg.Deployment, "deployment", "", "name of the timing constants to start from")
-	fl.StringVar(&cfg.Secret, "secret", os.Getenv("KVLANE_SECRET"), "secret of the pool, the same as the picker's (environment: KVLANE_SECRET)")
+	fl.StringVar(&cfg.Secret, "secret", "", "secret of the pool, the same as the picker's (environment: KVLANE_SECRET)")
 	fl.StringSliceVar(&cfg.PrefillAllow, "prefill-allow", nil, "ip:port of prefill workers that a header may name (default: those in the log)")
 	fl.DurationVar(&cfg.PrefillTimeout, "prefill-timeout", cfg.PrefillTimeout, "longest prefill on another worker")
 	fl.BoolVar(&f.noFallback, "no-prefill-fallback", false, "answer with an error when a prefill worker fails, in place of prefilling here")
@@ -99,7 +103,11 @@ func runAgent(ctx context.Context, cfg workers.Config, f agentFlags) error {
 	if err != nil {
 		return err
 	}
-	client, err := memlog.Dial(f.log)
+	// An agent tries its log again every second, however long it was away.
+	client, err := memlog.Dial(f.log, grpc.WithConnectParams(grpc.ConnectParams{
+		Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second},
+		MinConnectTimeout: time.Second,
+	}))
 	if err != nil {
 		return err
 	}
@@ -108,8 +116,6 @@ func runAgent(ctx context.Context, cfg workers.Config, f agentFlags) error {
 	if err != nil {
 		return err
 	}
-	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
-	defer stop()
 	logger.Info("agent starts", "listen", cfg.Listen, "setup", cfg.Describe())
 	return agent.Run(ctx)
 }
