@@ -67,10 +67,11 @@ func (m *PrefixMap) correct(l *Learned, path []*chunk) *segment {
 			m.point(c, seg)
 		}
 	}
+	whole := len(path) == len(l.Chunks)
 	switch {
-	case shared < length && shared < len(l.Blocks):
+	case !whole && shared < length && shared < len(l.Blocks):
 		m.part(last, shared)
-	case shared == len(l.Blocks) && len(path) == len(l.Chunks):
+	case whole && shared == len(l.Blocks):
 		// The same text again, or the beginning of a known one: its end is exact.
 		m.part(last, int(l.depth(len(path)-1, path[:len(path)-1])/l.BlockSize))
 	}

@@ -22,10 +22,15 @@ import (
 // share are known exactly:
 //
 //   - No chunk that both texts share keeps more blocks than both prompts share.
+//
 //   - The last shared chunk gets exactly that many the first time texts part
 //     there, and the least of each [window] partings after that. So what made
 //     one depth too low (another chat template, a text that differs early in the
 //     next chunk) is forgotten again.
+//
+//   - A text that ends within known chunks and agrees with them gives its last
+//     chunk the depth that it would give a new one. So a text that engines now
+//     tokenize differently is known again after it came twice.
 //
 // Apart from that a known depth does not rise: a longer text that only
 // continues a known one says nothing exact about the middle.
@@ -68,7 +73,7 @@ const window = 16
 
 // chunkBytes is the memory of a chunk with its place in the map.
 // TestPrefixMapBytes compares it with the heap.
-const chunkBytes = 120
+const chunkBytes = 104
 
 // PrefixMapStats counts what a [PrefixMap] holds and has met.
 type PrefixMapStats struct {
