@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strings"
 
 	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
@@ -86,7 +87,7 @@ func (s *Server) decode(w http.ResponseWriter, r *http.Request, into any) error 
 	case errors.As(err, &api):
 		return api
 	case errors.As(err, &semantic):
-		param := string(semantic.JSONPointer)
+		param := strings.ReplaceAll(strings.TrimPrefix(string(semantic.JSONPointer), "/"), "/", ".")
 		return badRequest(param, "Invalid value at %q: want %v, got %v.", param, semantic.GoType, semantic.JSONKind)
 	}
 	return badRequest("", "The request body is not valid JSON: %v.", err)

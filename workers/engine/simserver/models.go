@@ -31,13 +31,11 @@ func (m *models) adapters() []adapter {
 }
 
 // resolve finds what a request names: the answer's model and the adapter, if
-// it is one. No name is the base model, as in vLLM.
+// it is one. As in vLLM no name is the base model, and an alias is answered
+// under the first name.
 func (m *models) resolve(name string) (model, lora string, err error) {
-	if name == "" {
+	if name == "" || slices.Contains(m.served, name) {
 		return m.served[0], "", nil
-	}
-	if slices.Contains(m.served, name) {
-		return name, "", nil
 	}
 	for _, a := range m.adapters() {
 		if a.name == name {

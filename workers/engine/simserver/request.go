@@ -7,6 +7,7 @@ import (
 
 	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
+	"github.com/zeebo/xxh3"
 
 	"github.com/kvlane/kvlane/workers/engine/sim"
 )
@@ -120,18 +121,18 @@ func (s *Server) newJob(r *http.Request, in *sampling, prompts [][]uint32, fallb
 
 // check refuses what vLLM's SamplingParams refuses, and what is not simulated.
 func (in *sampling) check(n int) error {
-	inside := func(name string, v *float64, low, high float64) error {
+	inside := func(name string, v *float64, low, high float64, want string) error {
 		if v != nil && !(*v >= low && *v <= high) {
-			return badRequest(name, "%s must be in [%v, %v], got %v.", name, low, high, *v)
+			return badRequest(name, "%s must be %s, got %v.", name, want, *v)
 		}
 		return nil
 	}
 	for _, err := range []error{
-		inside("presence_penalty", in.PresencePenalty, -2, 2),
-		inside("frequency_penalty", in.FrequencyPenalty, -2, 2),
-		inside("temperature", in.Temperature, 0, math.MaxFloat64),
-		inside("min_p", in.MinP, 0, 1),
-		inside("top_p", in.TopP, math.SmallestNonzeroFloat64, 1),
+		inside("presence_penalty", in.PresencePenalty, -2, 2, "in [-2, 2]"),
+		inside("frequency_penalty", in.FrequencyPenalty, -2, 2, "in [-2, 2]"),
+		inside("temperature", in.Temperature, 0, math.MaxFloat64, "non-negative"),
+		inside("min_p", in.MinP, 0, 1, "in [0, 1]"),
+		inside("top_p", in.TopP, math.SmallestNonzeroFloat64, 1, "in (0, 1]"),
 	} {
 		if err != nil {
 			return err
@@ -208,14 +209,18 @@ func (j *job) sequences() []sim.Request {
 	return out
 }
 
-// seed makes choices differ, and requests with different seeds. The first
-// choice of a request without one is the plain continuation, and so is every
-// greedy one.
+// seed makes choices differ, requests with different seeds, and adapters from
+// their base. The base model's first choice of a request without a seed is the
+// plain continuation (0), and so is every greedy one.
 func (j *job) seed(choice int) uint64 {
-	if j.greedy() || j.Seed == nil {
-		return uint64(choice)
+	var seed uint64
+	if j.lora != "" {
+		seed = xxh3.HashString(j.lora)
 	}
-	return uint64(*j.Seed)<<16 + uint64(choice) + 1
+	if j.greedy() || j.Seed == nil {
+		return seed + uint64(choice)
+	}
+	return seed + uint64(*j.Seed)<<16 + uint64(choice) + 1
 }
 
 // completionRequest is the body of /v1/completions.
