@@ -193,7 +193,7 @@ func TestSpelling(t *testing.T) {
 	rng := rand.New(rand.NewPCG(seed, 0))
 	s := speller{rng}
 	normals := map[string]string{} // stream to normal form
-	for range 20_000 {
+	for range 10_000 {
 		c := randomChat(rng)
 		body := s.body(c)
 		r := mustParse(t, APIChat, body)

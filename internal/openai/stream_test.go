@@ -51,14 +51,16 @@ func TestCuts(t *testing.T) {
 			checkC10(t, name, a, want, `"usage": 7`)
 			continue
 		}
+		// These differ from C10-usage.sse in their ends only.
+		ends := name == "C10-no-final-blank.sse" || name == "C10-no-usage.sse" || name == "C10-cut-before-done.sse"
 		runs := [][]int{nil, everyByte(len(data))}
 		for i := range data {
 			runs = append(runs, []int{i})
 		}
 		for _, opts := range []StreamOptions{{Collect: true}, {Collect: true, Strip: true}} {
 			for i, cuts := range runs {
-				if opts.Strip && i > 500 && i < len(data)-500 {
-					continue // the same three events over and over
+				if (opts.Strip || ends) && i > 500 && i < len(data)-500 {
+					continue // the same events over and over
 				}
 				out, a := feed(data, opts, cuts...)
 				if !bytes.Equal(out, data) {
@@ -224,7 +226,7 @@ func TestRandomCuts(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	rng := rand.New(rand.NewPCG(seed, 0))
-	for range 5_000 {
+	for range 2_000 {
 		data := randomStream(rng)
 		var cuts []int
 		for i := range data {
