@@ -2,6 +2,7 @@ package picker
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -204,7 +205,8 @@ func randomState(r *rand.Rand, table timing.Table, i int) (Fleet, Request) {
 			ContextTokens: oneOf(r, 0, 0, 5000, 100000), Decoding: oneOf(r, 0, 1, 8), KVFree: -1,
 		})
 	}
-	return f, randomRequest(r, i, &f)
+	req := randomRequest(r, i, &f)
+	return f, req
 }
 
 func randomRequest(r *rand.Rand, i int, f *Fleet) Request {
@@ -239,7 +241,7 @@ func checkPlan(req *Request, f *Fleet, p *Plan) error {
 	}
 	chosen := p.Costs[0]
 	if chosen.Target != p.Decode || (chosen.Prefill == nil) != (p.Prefill == nil) {
-		return fmt.Errorf("first cost is not the chosen one")
+		return errors.New("first cost is not the chosen one")
 	}
 	if !near(chosen.Total, want.total) {
 		// At the edge of the margin the two may choose differently.

@@ -2,6 +2,7 @@ package picker
 
 import (
 	"cmp"
+	"slices"
 	"sort"
 
 	"github.com/zeebo/xxh3"
@@ -91,7 +92,7 @@ func (k *picking) filter() {
 
 func (k *picking) ruledOut(e *Endpoint) string {
 	switch f := k.fleet; {
-	case k.req.HasSubset && !contains(k.req.Subset, e.Address):
+	case k.req.HasSubset && !slices.Contains(k.req.Subset, e.Address):
 		return outSubset
 	case e.Role == kvindex.RoleRelay:
 		return outRelay
@@ -140,7 +141,7 @@ func (k *picking) price(i int) {
 	c.Queue = e.QueueMs
 	c.Compute = e.Timing.PrefillMs(uncached, c.Cached, k.fleet.ChunkTokens)
 	c.Delay = k.fleet.Alpha * c.Compute * float64(e.Requests)
-	if k.adapter && !contains(e.Adapters, k.req.Model) {
+	if k.adapter && !slices.Contains(e.Adapters, k.req.Model) {
 		c.Adapter = k.fleet.AdapterMs
 	}
 	if c.Excluded == "" {
@@ -157,7 +158,7 @@ func (k *picking) isAdapter() bool {
 		return false
 	}
 	for i := range k.fleet.Endpoints {
-		if contains(k.fleet.Endpoints[i].Adapters, k.req.Model) {
+		if slices.Contains(k.fleet.Endpoints[i].Adapters, k.req.Model) {
 			return true
 		}
 	}
@@ -204,14 +205,5 @@ func (c *Cost) sum() {
 }
 
 func (e *Endpoint) serves(model string) bool {
-	return contains(e.Served, model) || contains(e.Adapters, model)
-}
-
-func contains(list []string, s string) bool {
-	for i := range list {
-		if list[i] == s {
-			return true
-		}
-	}
-	return false
+	return slices.Contains(e.Served, model) || slices.Contains(e.Adapters, model)
 }

@@ -170,10 +170,10 @@ func (p *Pool) Model(name string) (ModelInfo, bool) {
 	defer p.mu.Unlock()
 	var found *worker
 	for _, w := range p.workers {
-		if contains(w.hello.Adapters, name) {
+		if slices.Contains(w.hello.Adapters, name) {
 			return ModelInfo{Base: w.hello.Model, LoRA: name, BlockSize: int(w.hello.BlockSize)}, true
 		}
-		if found == nil && w.hello.Role != kvindex.RoleRelay && contains(w.hello.Served, name) {
+		if found == nil && w.hello.Role != kvindex.RoleRelay && slices.Contains(w.hello.Served, name) {
 			found = w
 		}
 	}

@@ -69,8 +69,8 @@ func TestBurstOnTwoHolders(t *testing.T) {
 	const isl = 4000
 	matches := holds(isl, 2, 5)
 	until := 0
-	for plan := (Plan{}); ; until++ {
-		plan = p.Pick(&Request{ID: fmt.Sprintf("r%d", until), Model: "m", ISL: isl, Matches: matches}, epochStart())
+	for ; ; until++ {
+		plan := p.Pick(&Request{ID: fmt.Sprintf("r%d", until), Model: "m", ISL: isl, Matches: matches}, epochStart())
 		if plan.Decode.Worker == workerID(2) || plan.Decode.Worker == workerID(5) {
 			continue
 		}

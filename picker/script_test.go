@@ -269,8 +269,8 @@ type poolScript struct {
 }
 
 func (s *poolScript) run(t *testing.T, d *datadriven.TestData) string {
-	at := -1
-	if d.MaybeScanArgs(t, "at", &at); at >= 0 {
+	var at int
+	if d.MaybeScanArgs(t, "at", &at) {
 		s.now = epochStart().Add(time.Duration(at) * time.Millisecond)
 	}
 	switch d.Cmd {
