@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strconv"
 
 	"github.com/spf13/cobra"
 
@@ -43,7 +44,7 @@ running until Ctrl-C. No GPU is needed. Everything listens on 127.0.0.1.`,
 	flags.IntVar(&f.port, "port", 0, "Envoy's port for clients (default 8080)")
 	flags.IntVar(&f.portBase, "port-base", 0, "use consecutive ports from here, for a second stack: Envoy first (0 = the documented ports)")
 	flags.StringVar(&f.redis, "redis", "", "URL of a Redis that holds the log")
-	flags.StringVar(&o.Dir, "dir", o.Dir, "folder for logs and rendered configurations")
+	flags.StringVar(&o.Dir, "dir", o.Dir, "folder for logs and rendered configurations (with --port-base N: out/up-N)")
 	flags.BoolVar(&o.Quiet, "quiet", o.Quiet, "no progress lines while starting")
 	return cmd
 }
@@ -56,6 +57,9 @@ func (f *upFlags) run(cmd *cobra.Command) error {
 	o.Ports = up.DefaultPorts(o.Engines)
 	if f.portBase != 0 {
 		o.Ports = up.PortsFrom(f.portBase, o.Engines)
+		if !cmd.Flags().Changed("dir") {
+			o.Dir += "-" + strconv.Itoa(f.portBase)
+		}
 	}
 	if f.port != 0 {
 		o.Ports.Envoy = f.port

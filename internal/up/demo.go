@@ -3,9 +3,12 @@ package up
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/kvlane/kvlane/internal/epp"
 )
@@ -22,35 +25,57 @@ type shown struct {
 }
 
 // demo sends a long prompt, its follow-up and a different one through Envoy and
-// prints where each went and why.
+// prints where each went and why. With prefill workers it then sends several at
+// once: an idle decode worker prefills faster itself than a transfer takes.
 func (o Options) demo(ctx context.Context) error {
 	c := client{url: "http://" + addr(o.Ports.Envoy)}
 	model, err := c.firstModel(ctx)
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(o.Out, "\nthree requests to %s through Envoy:\n\n", model)
-	harbour := []message{
-		{"system", handbook("harbour")},
-		{"user", "Which pump is checked first on the night shift, and by whom?"},
-	}
+	fmt.Fprintf(o.Out, "\nrequests to %s through Envoy:\n\n", model)
+	harbour := question("harbour", "Which pump is checked first on the night shift, and by whom?")
 	first, err := o.ask(ctx, c, "long prompt", model, harbour)
 	if err != nil {
 		return err
 	}
-	followUp := append(harbour, message{"assistant", first.answer.text}, message{"user", "And on the day shift?"})
+	followUp := slices.Concat(harbour, []message{{"assistant", first.answer.text}, {"user", "And on the day shift?"}})
 	second, err := o.ask(ctx, c, "follow-up", model, followUp)
 	if err != nil {
 		return err
 	}
-	third, err := o.ask(ctx, c, "another prompt", model, []message{
-		{"system", handbook("library")},
-		{"user", "Which shelf is counted first?"},
-	})
+	third, err := o.ask(ctx, c, "another prompt", model, question("library", "Which shelf is counted first?"))
 	if err != nil {
 		return err
 	}
-	return o.print(model, []shown{first, second, third})
+	list := []shown{first, second, third}
+	if o.PD {
+		more, err := o.atOnce(ctx, c, model)
+		if err != nil {
+			return err
+		}
+		list = append(list, more...)
+	}
+	return o.print(model, list)
+}
+
+// atOnce sends two different long prompts for each decode worker together.
+func (o Options) atOnce(ctx context.Context, c client, model string) ([]shown, error) {
+	list := make([]shown, 2*((o.Engines+1)/2))
+	g, ctx := errgroup.WithContext(ctx)
+	for i := range list {
+		g.Go(func() error {
+			name := fmt.Sprintf("at once %d", i+1)
+			var err error
+			list[i], err = o.ask(ctx, c, name, model, question(fmt.Sprintf("station %d", i+1), "Who signs for the ledger?"))
+			return err
+		})
+	}
+	return list, g.Wait()
+}
+
+func question(place, text string) []message {
+	return []message{{"system", handbook(place)}, {"user", text}}
 }
 
 func (o Options) ask(ctx context.Context, c client, name, model string, messages []message) (shown, error) {
@@ -116,7 +141,7 @@ func (o Options) nameOf(address string) string {
 
 func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
-// handbook is some six thousand tokens of plain text about a place, the same
+// handbook is about six thousand tokens of plain text about a place, the same
 // each time.
 func handbook(place string) string {
 	people := []string{"the keeper", "the first mate", "the clerk", "the apprentice", "the warden", "the night porter", "the engineer"}
@@ -125,7 +150,7 @@ func handbook(place string) string {
 	times := []string{"before dawn", "after the morning bell", "at noon", "when the tide turns", "in the evening", "at midnight"}
 	var b strings.Builder
 	fmt.Fprintf(&b, "You answer questions about the %s from its handbook, in one short sentence.\n", place)
-	for i := range 400 {
+	for i := range 200 {
 		fmt.Fprintf(&b, "%d. In the %s, %s %s %s %d %s", i+1, place, people[i%len(people)], acts[i*5%len(acts)],
 			things[i*7%len(things)], i*13%97, times[i*11%len(times)])
 		fmt.Fprintf(&b, " and tells %s.\n", people[(i+3)%len(people)])

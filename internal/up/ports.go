@@ -62,8 +62,8 @@ func (p Ports) uses() []use {
 	return all
 }
 
-// checkFree finds out before anything starts which ports are taken.
-func (p Ports) checkFree() error {
+// CheckFree finds out before anything starts which ports are taken.
+func (p Ports) CheckFree() error {
 	taken := []string{}
 	wanted := map[int]string{}
 	for _, u := range p.uses() {

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"os"
 	"time"
 
 	"github.com/kvlane/kvlane/internal/epp"
@@ -13,7 +15,7 @@ import (
 // stack until ctx ends, which is not an error. It returns when everything is
 // stopped.
 func Run(ctx context.Context, o Options) error {
-	if err := errors.Join(o.Validate(), o.Ports.checkFree()); err != nil {
+	if err := errors.Join(o.Validate(), o.Ports.CheckFree()); err != nil {
 		return err
 	}
 	if err := o.write(); err != nil {
@@ -73,24 +75,55 @@ func (o Options) start(ctx context.Context, s *stack) error {
 		}
 	}
 	list = append(list, process{name: "pool", where: "all workers known to the picker", up: o.poolComplete})
+	lines := progress{out: o.Out, quiet: o.Quiet, live: isTerminal(o.Out)}
 	for _, p := range list {
-		begun := time.Now()
-		if !o.Quiet {
-			fmt.Fprintf(o.Out, "  … %-10s %s", p.name, p.where)
-		}
+		lines.begin(p)
 		err := s.wait(ctx, p)
-		if !o.Quiet {
-			mark := "✓"
-			if err != nil {
-				mark = "✗"
-			}
-			fmt.Fprintf(o.Out, "\r  %s %-10s %s (%.1f s)\n", mark, p.name, p.where, time.Since(begun).Seconds())
-		}
+		lines.end(p, err)
 		if err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// progress prints a line for each process that is waited for.
+type progress struct {
+	out   io.Writer
+	quiet bool
+	live  bool // the line may be written over when its process is up
+	begun time.Time
+}
+
+func (l *progress) begin(p process) {
+	l.begun = time.Now()
+	if l.live && !l.quiet {
+		fmt.Fprintf(l.out, "  … %-10s %s", p.name, p.where)
+	}
+}
+
+func (l *progress) end(p process, err error) {
+	if l.quiet {
+		return
+	}
+	mark := "✓"
+	if err != nil {
+		mark = "✗"
+	}
+	start := ""
+	if l.live {
+		start = "\r"
+	}
+	fmt.Fprintf(l.out, "%s  %s %-10s %s (%.1f s)\n", start, mark, p.name, p.where, time.Since(l.begun).Seconds())
+}
+
+func isTerminal(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	if !ok {
+		return false
+	}
+	info, err := f.Stat()
+	return err == nil && info.Mode()&os.ModeCharDevice != 0
 }
 
 // poolComplete asks the picker whether every worker is ready there.
