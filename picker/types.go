@@ -103,9 +103,9 @@ type Fleet struct {
 
 // Target is a chosen endpoint.
 type Target struct {
-	Worker  kvindex.WorkerID
-	Rank    uint16
-	Address string
+	Worker  kvindex.WorkerID `json:"worker"`
+	Rank    uint16           `json:"rank"`
+	Address string           `json:"address"`
 }
 
 // Reason says in one word why a plan is as it is.
@@ -126,17 +126,23 @@ const (
 
 // Cost is one candidate of a plan, all terms in ms.
 type Cost struct {
-	Target  Target
-	Prefill *Target // nil: prefill on Target itself
-	Cached  int     // tokens that need no prefill
+	Target  Target  `json:"target"`
+	Prefill *Target `json:"prefill,omitempty"` // nil: prefill on Target itself
+	Cached  int     `json:"cached"`            // tokens that need no prefill
 	// The terms of design D1: time in the queue, loading from lower tiers, own
 	// prefill, KV transfer, adapter load, delay to the others there, and the first
 	// decode step.
-	Queue, Load, Compute, Transfer, Adapter, Delay, Decode float64
+	Queue    float64 `json:"queue"`
+	Load     float64 `json:"load"`
+	Compute  float64 `json:"compute"`
+	Transfer float64 `json:"transfer"`
+	Adapter  float64 `json:"adapter"`
+	Delay    float64 `json:"delay"`
+	Decode   float64 `json:"decode"`
 	// Total is what is compared: the sum of the terms.
-	Total float64
+	Total float64 `json:"total"`
 	// Excluded says why the candidate could not be chosen; empty if it could.
-	Excluded string
+	Excluded string `json:"excluded,omitempty"`
 }
 
 // TTFT is the predicted time to first token, ms: the terms that the request
@@ -147,17 +153,18 @@ func (c Cost) TTFT() float64 {
 
 // Plan is the answer of a pick.
 type Plan struct {
-	Request   string // the request's ID, also the booking's
-	Decode    Target
-	Prefill   *Target
-	Fallbacks []Target
+	Request   string   `json:"request"` // the request's ID, also the booking's
+	Decode    Target   `json:"decode"`
+	Prefill   *Target  `json:"prefill,omitempty"`
+	Fallbacks []Target `json:"fallbacks,omitempty"`
 	// ISL and Cached are tokens: the prompt's length and what of it needs no prefill.
-	ISL, Cached int
-	TTFTMs      float64 // predicted
-	Reason      Reason
-	Costs       []Cost // all candidates, the chosen one first
+	ISL    int     `json:"isl"`
+	Cached int     `json:"cached"`
+	TTFTMs float64 `json:"ttftMs"` // predicted
+	Reason Reason  `json:"reason"`
+	Costs  []Cost  `json:"costs"` // all candidates, the chosen one first
 	// RetryAfterMs is set with ReasonOverloaded: when capacity is predicted to return.
-	RetryAfterMs float64
+	RetryAfterMs float64 `json:"retryAfterMs,omitempty"`
 }
 
 // OK reports whether the plan has a target.
