@@ -145,31 +145,35 @@ func (b *Batch) add(i int, raw []byte) {
 	}
 }
 
-// event builds the event from its fields. A skip is returned only for an event
-// that is well formed.
+// event builds the event from its fields, or says why it does not count.
 func (f *fields) event() (Event, *Skip, error) {
 	e := Event{Kind: f.kind}
 	if f.kind == Cleared {
 		return e, nil, nil
 	}
-	if err := f.common(&e); err != nil {
+	if err := f.readGroup(&e); err != nil {
 		return e, nil, err
+	}
+	// First of all: such groups leave out blocks that fell out of their window,
+	// so that tokens and hashes need not fit.
+	if !counted(e.GroupKind) {
+		return e, &Skip{SkipGroup, e.GroupKind, e.Kind, e.Group}, nil
+	}
+	var err error
+	if e.Hashes, err = hashes(f.hashes); err != nil {
+		return e, nil, fmt.Errorf("block_hashes: %w", err)
 	}
 	if f.kind == Stored {
 		if err := f.stored(&e); err != nil {
 			return e, nil, err
 		}
 	}
-	skip, err := f.skip(&e)
+	skip, err := f.place(&e)
 	return e, skip, err
 }
 
-// common reads what Stored and Removed share.
-func (f *fields) common(e *Event) error {
+func (f *fields) readGroup(e *Event) error {
 	var err error
-	if e.Hashes, err = hashes(f.hashes); err != nil {
-		return fmt.Errorf("block_hashes: %w", err)
-	}
 	if !isNil(f.group) {
 		c := cursor{f.group}
 		if e.Group, err = c.count(maxGroup); err != nil {
@@ -182,9 +186,9 @@ func (f *fields) common(e *Event) error {
 	return nil
 }
 
-// skip sets the tier, or says why the event does not count. Without a word the
-// blocks are in device memory: vLLM before 0.10 and SGLang name no medium.
-func (f *fields) skip(e *Event) (*Skip, error) {
+// place sets the tier, or says why the event does not count. Where no medium
+// is named, as in older engines, the blocks are in device memory.
+func (f *fields) place(e *Event) (*Skip, error) {
 	medium, err := optionalText(f.medium)
 	if err != nil {
 		return nil, fmt.Errorf("medium: %w", err)
@@ -195,9 +199,6 @@ func (f *fields) skip(e *Event) (*Skip, error) {
 	}
 	if strings.EqualFold(locality, "REMOTE") {
 		return &Skip{SkipRemote, locality, e.Kind, e.Group}, nil
-	}
-	if !counted(e.GroupKind) {
-		return &Skip{SkipGroup, e.GroupKind, e.Kind, e.Group}, nil
 	}
 	tier, ok := TierOf(medium)
 	if !ok {
