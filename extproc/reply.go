@@ -43,8 +43,9 @@ type Refusal struct {
 	Cause Cause
 	// Detail is for people; empty for the cause's own text.
 	Detail string
-	// Param is the member of the body at fault, if one is.
-	Param string
+	// Code is a machine-readable word for the error, and Param the member of the
+	// body at fault; empty for none.
+	Code, Param string
 	// RetryAfter is when another try makes sense; 0 if the server cannot say.
 	RetryAfter time.Duration
 }
@@ -58,7 +59,7 @@ func (r *Refusal) Answer(overloaded529 bool) *openai.Error {
 	e := openai.Unavailable(r.Detail)
 	switch r.Cause {
 	case CauseMalformed:
-		e = openai.BadRequest("", r.Param, r.Detail)
+		e = openai.BadRequest(r.Code, r.Param, r.Detail)
 	case CauseNoModel:
 		e = openai.ModelNotFound(r.Detail)
 	case CauseTimeout:

@@ -96,7 +96,7 @@ func (r *Router) plan(now time.Time, a Ask, pick func(*picker.Request, time.Time
 func malformed(err error) *Refusal {
 	r := &Refusal{Cause: CauseMalformed, Detail: err.Error()}
 	if e, ok := errors.AsType[*openai.Error](err); ok {
-		r.Detail, r.Param = e.Message, e.Param
+		r.Detail, r.Code, r.Param = e.Message, e.Code, e.Param
 	}
 	return r
 }

@@ -4,18 +4,15 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/hex"
-	"errors"
 	"fmt"
-	"io"
 	"log/slog"
+	"math"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"github.com/kvlane/kvlane/picker"
 )
@@ -61,11 +58,13 @@ func (s *Server) Register(r grpc.ServiceRegistrar) { extprocv3.RegisterExternalP
 // Plans are the last requests, for `kvlane explain`.
 func (s *Server) Plans() *Plans { return s.plans }
 
-// ServerOptions are the gRPC settings that fit the configuration: messages as
-// large as a body, and windows that let most bodies pass without waiting.
+// ServerOptions are the gRPC settings that fit the configuration: messages of
+// any size, and windows that let most bodies pass without waiting.
 func (c Config) ServerOptions() []grpc.ServerOption {
 	return []grpc.ServerOption{
-		grpc.MaxRecvMsgSize(c.MaxBodyBytes + 1<<20), // a buffered body and its headers
+		// gRPC answers a message over its limit with an error of its own. The sizes
+		// are Envoy's to bound; what we keep of them is bounded by the stream.
+		grpc.MaxRecvMsgSize(math.MaxInt32),
 		grpc.InitialWindowSize(1 << 20),
 		grpc.InitialConnWindowSize(16 << 20),
 		grpc.MaxConcurrentStreams(uint32(min(c.MaxStreams, 1<<31-1))), //nolint:gosec // bounded on this line
@@ -82,8 +81,7 @@ func (s *Server) Process(g extprocv3.ExternalProcessor_ProcessServer) error {
 	for {
 		in, err := g.Recv()
 		if err != nil {
-			r.receiveFailed(err)
-			return nil
+			return nil // the end, or a client that left: both are ordinary
 		}
 		if !r.handle(in) {
 			return nil
@@ -155,20 +153,6 @@ func (r *run) expire() {
 	r.out = r.stream.expire(r.server.clock(), r.out[:0])
 	if !r.send() {
 		r.end()
-	}
-}
-
-// receiveFailed looks at why no more messages come. The end of a stream and a
-// client that left are ordinary; a message over gRPC's limit is a body over ours.
-func (r *run) receiveFailed(err error) {
-	if errors.Is(err, io.EOF) || status.Code(err) != codes.ResourceExhausted {
-		return
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if !r.closed && (r.stream.phase == reading || r.stream.phase == passing) && !r.stream.answered {
-		r.out = r.stream.refuse(r.server.clock(), r.server.tooLarge(), r.out[:0])
-		r.send()
 	}
 }
 
