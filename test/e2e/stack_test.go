@@ -1,227 +1,198 @@
 package e2e_test
 
 import (
-	"bufio"
-	"bytes"
-	"errors"
 	"fmt"
-	"io"
-	"math/rand/v2"
-	"os"
-	"os/exec"
-	"path/filepath"
+	"net/http"
 	"slices"
 	"strconv"
-	"strings"
 	"syscall"
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
+	"github.com/kvlane/kvlane/internal/epp"
 	"github.com/kvlane/kvlane/internal/up"
+	"github.com/kvlane/kvlane/kvindex"
 )
 
-// root is the repository; tests run in their package's folder.
-const root = "../.."
+// stackStart bounds the start of a stack of race-detecting processes.
+const stackStart = 90 * time.Second
 
-// binary is the kvlane under test.
-var binary string
-
-func TestMain(m *testing.M) {
-	dir, err := os.MkdirTemp("", "kvlane-e2e-")
-	if err != nil {
-		panic(err)
-	}
-	binary = filepath.Join(dir, "kvlane")
-	build := exec.Command("go", "build", raceFlag, "-o", binary, "./cmd/kvlane")
-	build.Dir, build.Stdout, build.Stderr = root, os.Stderr, os.Stderr
-	code := 1
-	if err := build.Run(); err == nil {
-		code = m.Run()
-	}
-	_ = os.RemoveAll(dir)
-	os.Exit(code)
+// worker is one agent with its engine.
+type worker struct {
+	id            kvindex.WorkerID
+	agent, engine client
+	engineAddr    string
+	admin         string // of the agent
+	replay        string // the engine's replay socket
 }
 
 // stack is a running `kvlane up`.
 type stack struct {
-	cmd   *exec.Cmd
-	ports up.Ports
-	dir   string // its logs
-	out   *bufio.Reader
-	text  strings.Builder // of out, as far as it was read
-	err   bytes.Buffer
+	*family
+	process *process
+	gateway client
+	admin   *epp.Client
+	page    string // the picker's admin page
+	log     string // address of the log
+	model   string
+	workers []worker
+	ports   int // the first
+	count   int // of ports
 }
 
-// startUp runs `kvlane up` on free ports. The test's end stops it.
-func startUp(t *testing.T, engines int, args ...string) *stack {
+// startUp runs `kvlane up` with n engines and stops it at the end of the test as
+// Ctrl-C does.
+func startUp(t *testing.T, n int, args ...string) *stack {
 	t.Helper()
-	base := freeBase(t, engines)
-	s := &stack{ports: up.PortsFrom(base, engines), dir: t.TempDir()}
-	s.cmd = exec.Command(binary, append([]string{
-		"up", "--port-base", strconv.Itoa(base), "--dir", s.dir, "--engines", strconv.Itoa(engines),
-	}, args...)...)
-	s.cmd.Dir, s.cmd.Stderr = root, &s.err
-	pipe, err := s.cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
+	s := launch(t, n, args...)
+	t.Cleanup(func() { s.stop(t) })
+	s.model = s.gateway.models(t)[0]
+	return s
+}
+
+// launch is startUp for tests that end the stack in their own way.
+func launch(t *testing.T, n int, args ...string) *stack {
+	t.Helper()
+	s := &stack{family: newFamily(t), count: 6 + 5*n}
+	s.ports = freePorts(t, s.count)
+	args = append([]string{
+		"up", "--no-demo", "--engines", strconv.Itoa(n), "--port-base", strconv.Itoa(s.ports), "--dir", s.dir,
+	}, args...)
+	s.process = s.run(t, "up", []string{"KVLANE_ENVOY=" + found.envoy}, found.kvlane, args...)
+	t.Cleanup(func() { s.process.Stop(grace) }) // if the test does not get to its own end
+	s.process.awaitLine(t, "ready in", stackStart)
+	p := up.PortsFrom(s.ports, n)
+	s.gateway = newClient(t, "http://"+addr(p.Envoy))
+	s.page = "http://" + addr(p.Admin)
+	s.admin = epp.NewClient(addr(p.Admin))
+	s.log = addr(p.Log)
+	for _, e := range p.Engines {
+		s.workers = append(s.workers, worker{
+			id: kvindex.WorkerID(addr(e.Agent)), agent: newClient(t, "http://"+addr(e.Agent)),
+			engine: newClient(t, "http://"+addr(e.Engine)), engineAddr: addr(e.Engine),
+			admin: "http://" + addr(e.AgentAdmin), replay: "tcp://" + addr(e.Replay),
+		})
 	}
-	s.out = bufio.NewReader(io.TeeReader(pipe, &s.text))
-	if err := s.cmd.Start(); err != nil {
-		t.Fatal(err)
+	return s
+}
+
+// stop ends the stack as Ctrl-C does and checks that it was clean.
+func (s *stack) stop(t *testing.T) {
+	t.Helper()
+	if err := syscall.Kill(s.process.PID(), syscall.SIGINT); err != nil {
+		t.Errorf("interrupt up: %v", err)
 	}
-	t.Cleanup(func() {
-		_ = s.cmd.Process.Signal(os.Interrupt)
-		_, _ = io.Copy(io.Discard, s.out)
-		_ = s.cmd.Wait()
-		if t.Failed() {
-			t.Logf("up printed:\n%s%s", s.text.String(), s.err.String())
-			s.logLogs(t)
+	if err := s.process.wait(t, grace); err != nil {
+		t.Errorf("up after Ctrl-C: %v", err)
+	}
+	s.awaitGone(t)
+}
+
+// worker is the one that serves at an address.
+func (s *stack) worker(t *testing.T, address string) *worker {
+	t.Helper()
+	i := slices.IndexFunc(s.workers, func(w worker) bool { return string(w.id) == address })
+	if i < 0 {
+		t.Fatalf("no worker serves at %q", address)
+	}
+	return &s.workers[i]
+}
+
+// plan is what the picker decided for an answer's request. It waits for the end
+// of the request to be noted, which comes shortly after the client has it.
+func (s *stack) plan(t *testing.T, a answer) epp.PlanView {
+	t.Helper()
+	var v epp.PlanView
+	waitFor(t, "plan of "+a.request, patience, func() error {
+		var err error
+		if v, err = s.admin.Plan(t.Context(), a.request); err != nil {
+			return err
 		}
+		if v.Outcome == "" {
+			return fmt.Errorf("it is still under way: %+v", v)
+		}
+		return nil
 	})
-	return s
+	return v
 }
 
-// startReady is startUp, without a demo, once the stack answers.
-func startReady(t *testing.T, engines int, args ...string) *stack {
+// explain is where a question would go now.
+func (s *stack) explain(t *testing.T, q question) epp.PlanView {
 	t.Helper()
-	s := startUp(t, engines, append([]string{"--no-demo"}, args...)...)
-	s.waitFor(t, "ready")
-	return s
-}
-
-// waitFor reads lines until one has the word.
-func (s *stack) waitFor(t *testing.T, word string) {
-	t.Helper()
-	for {
-		line, err := s.out.ReadString('\n')
-		if strings.Contains(line, word) {
-			return
-		}
-		if err != nil {
-			t.Fatalf("no line with %q: %v", word, err)
-		}
-	}
-}
-
-// end waits for the process's end and returns its exit status.
-func (s *stack) end(t *testing.T) int {
-	t.Helper()
-	if _, err := io.Copy(io.Discard, s.out); err != nil {
-		t.Fatal(err)
-	}
-	err := s.cmd.Wait()
-	var exit *exec.ExitError
-	if err != nil && !errors.As(err, &exit) {
-		t.Fatal(err)
-	}
-	return s.cmd.ProcessState.ExitCode()
-}
-
-func (s *stack) logLogs(t *testing.T) {
-	t.Helper()
-	logs, err := filepath.Glob(filepath.Join(s.dir, "*.log"))
+	v, err := s.admin.Explain(t.Context(), q.path(), "", q.body(t))
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, path := range logs {
-		data, err := os.ReadFile(path)
-		if err != nil {
-			t.Error(err)
-			continue
-		}
-		t.Logf("%s ends with:\n%s", filepath.Base(path), data[max(0, len(data)-3000):])
-	}
+	return v
 }
 
-// freeBase finds consecutive free ports below those that the kernel gives to
-// clients.
-func freeBase(t *testing.T, engines int) int {
+// awaitCached waits until the picker knows that some worker holds at least n
+// tokens of a question's prompt, and returns what it would do.
+func (s *stack) awaitCached(t *testing.T, q question, n int) epp.PlanView {
 	t.Helper()
-	var err error
-	for range 100 {
-		base := 10000 + rand.IntN(200)*100
-		if err = up.PortsFrom(base, engines).CheckFree(); err == nil {
-			return base
+	var v epp.PlanView
+	waitFor(t, "KV events of an answer to reach the picker", patience, func() error {
+		v = s.explain(t, q)
+		best := 0
+		for _, c := range v.Costs {
+			best = max(best, c.Cached)
 		}
-	}
-	t.Fatalf("no free ports: %v", err)
-	return 0
+		if best < n {
+			return fmt.Errorf("%d tokens are known to be cached, want %d; plan %+v", best, n, v)
+		}
+		return nil
+	})
+	return v
 }
 
-// process is a handle on a process that stays valid when its id is reused.
-type process struct {
-	pid, fd int
-	args    string
-}
-
-// descendants are the processes that a process started, directly or not.
-func descendants(t *testing.T, pid int) []process {
+// fault injects a fault into a worker's engine.
+func (w *worker) fault(t *testing.T, body string) {
 	t.Helper()
-	stats, err := filepath.Glob("/proc/[0-9]*/stat")
-	if err != nil {
-		t.Fatal(err)
+	if r := w.engine.do(t, http.MethodPost, "/sim/fault", body); r.status != http.StatusOK {
+		t.Fatalf("fault %s: %s", body, r)
 	}
-	parents := map[int]int{}
-	for _, path := range stats {
-		data, err := os.ReadFile(path)
+}
+
+// awaitReady waits until the picker sees n workers ready.
+func (s *stack) awaitReady(t *testing.T, n int) {
+	t.Helper()
+	waitFor(t, fmt.Sprintf("%d ready workers", n), patience, func() error {
+		endpoints, err := s.admin.Endpoints(t.Context())
 		if err != nil {
-			continue // gone
+			return err
 		}
-		// pid (name) state parent ...; a name may have spaces and brackets.
-		after := strings.Fields(string(data[bytes.LastIndexByte(data, ')')+1:]))
-		child, _ := strconv.Atoi(filepath.Base(filepath.Dir(path)))
-		parents[child], _ = strconv.Atoi(after[1])
-	}
-	var found []process
-	for child := range parents {
-		for p := child; p > 1; p = parents[p] {
-			if parents[p] == pid {
-				found = append(found, handle(t, child))
-				break
+		ready := 0
+		for _, e := range endpoints {
+			if e.Ready {
+				ready++
 			}
 		}
-	}
-	slices.SortFunc(found, func(a, b process) int { return a.pid - b.pid })
-	return found
-}
-
-func handle(t *testing.T, pid int) process {
-	t.Helper()
-	fd, err := unix.PidfdOpen(pid, 0)
-	if err != nil {
-		t.Fatalf("watch process %d: %v", pid, err)
-	}
-	t.Cleanup(func() { _ = unix.Close(fd) })
-	args, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return process{pid, fd, strings.ReplaceAll(string(args), "\x00", " ")}
-}
-
-// kill ends a process without asking it.
-func (p process) kill(t *testing.T) {
-	t.Helper()
-	if err := unix.PidfdSendSignal(p.fd, syscall.SIGKILL, nil, 0); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// gone waits up to ten seconds for the process's end.
-func (p process) gone(t *testing.T) {
-	t.Helper()
-	fds := []unix.PollFd{{Fd: int32(p.fd), Events: unix.POLLIN}}
-	deadline := time.Now().Add(10 * time.Second)
-	for {
-		n, err := unix.Poll(fds, max(0, int(time.Until(deadline).Milliseconds())))
-		if errors.Is(err, unix.EINTR) {
-			continue
+		if ready != n {
+			return fmt.Errorf("%d are ready", ready)
 		}
-		if err != nil || n != 1 {
-			t.Errorf("process %d is still there (%v): %s", p.pid, err, p.args)
+		return nil
+	})
+}
+
+// awaitIdle waits until nothing is under way anywhere.
+func (s *stack) awaitIdle(t *testing.T) {
+	t.Helper()
+	waitFor(t, "all counts to return to zero", patience, func() error {
+		for _, name := range []string{"kvlane_open_bookings", "kvlane_pool_bookings", "kvlane_streams", "kvlane_buffered_body_bytes", "kvlane_worker_requests"} {
+			if v := metric(t, s.page, name); v != 0 {
+				return fmt.Errorf("%s is %g", name, v)
+			}
 		}
-		return
-	}
+		for _, w := range s.workers {
+			for _, name := range []string{"vllm:num_requests_running", "vllm:num_requests_waiting"} {
+				if v := metric(t, w.engine.url, name); v != 0 {
+					return fmt.Errorf("%s of the engine of %s is %g", name, w.id, v)
+				}
+			}
+			if v := metric(t, w.admin, "kvlane_agent_requests_in_flight"); v != 0 {
+				return fmt.Errorf("requests in flight in the agent %s: %g", w.id, v)
+			}
+		}
+		return nil
+	})
 }

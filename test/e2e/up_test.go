@@ -1,14 +1,26 @@
 package e2e_test
 
 import (
+	"fmt"
 	"net"
-	"os"
+	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 )
+
+// up runs `kvlane up` with these arguments to its own end and returns what it
+// printed and its error.
+func (f *family) up(t *testing.T, env []string, args ...string) (string, error) {
+	t.Helper()
+	p := f.run(t, "up", append([]string{"KVLANE_ENVOY=" + found.envoy}, env...), found.kvlane,
+		append([]string{"up", "--dir", f.dir}, args...)...)
+	err := p.wait(t, stackStart)
+	return read(t, p.log), err
+}
 
 // Once shows that the follow-up went where its conversation lies, and leaves
 // nothing behind.
@@ -22,14 +34,18 @@ func TestUpOnce(t *testing.T) {
 		{"prefill and decode", []string{"--pd"}, `at once \d +worker-[23] > worker-[01] .* prefill`},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			s := startUp(t, 4, append([]string{"--once"}, tc.args...)...)
-			if code := s.end(t); code != 0 {
-				t.Fatalf("exit status %d", code)
+			f := newFamily(t)
+			base := freePorts(t, 26)
+			out, err := f.up(t, nil, append([]string{"--once", "--port-base", strconv.Itoa(base)}, tc.args...)...)
+			if err != nil {
+				t.Fatalf("%v\n%s", err, out)
 			}
-			if !regexp.MustCompile(tc.want).MatchString(s.text.String()) {
-				t.Errorf("no line like %q", tc.want)
+			for _, want := range []string{tc.want, `curl -s http://127\.0\.0\.1:` + strconv.Itoa(base) + `/v1/chat/completions`, `explain --admin `} {
+				if !regexp.MustCompile(want).MatchString(out) {
+					t.Errorf("nothing like %q in:\n%s", want, out)
+				}
 			}
-			if err := s.ports.CheckFree(); err != nil {
+			if err := portsFree(base, 26); err != nil {
 				t.Error(err)
 			}
 		})
@@ -39,80 +55,112 @@ func TestUpOnce(t *testing.T) {
 // However up ends, its processes and ports go with it.
 func TestUpLeavesNothing(t *testing.T) {
 	for _, tc := range []struct {
-		signal os.Signal
-		code   int
-	}{{os.Interrupt, 0}, {syscall.SIGTERM, 0}, {os.Kill, -1}} {
+		signal syscall.Signal
+		want   string // the end of the error; empty for none
+	}{{syscall.SIGTERM, ""}, {syscall.SIGKILL, "signal: killed"}} { // Ctrl-C is how all other tests end
 		t.Run(tc.signal.String(), func(t *testing.T) {
-			s := startReady(t, 2)
-			all := descendants(t, s.cmd.Process.Pid)
-			if len(all) < 6 { // picker, two agents, two engines, Envoy
+			s := launch(t, 2)
+			if all := s.processes(""); len(all) < 7 { // up, picker, two agents, two engines, Envoy
 				t.Fatalf("only %d processes", len(all))
 			}
-			if err := s.cmd.Process.Signal(tc.signal); err != nil {
+			if err := syscall.Kill(s.process.PID(), tc.signal); err != nil {
 				t.Fatal(err)
 			}
-			if code := s.end(t); code != tc.code {
-				t.Errorf("exit status %d, want %d", code, tc.code)
+			err := s.process.wait(t, grace)
+			if err == nil && tc.want != "" || err != nil && (tc.want == "" || !strings.HasSuffix(err.Error(), tc.want)) {
+				t.Errorf("got %v, want %q", err, tc.want)
 			}
-			for _, p := range all {
-				p.gone(t)
-			}
-			if err := s.ports.CheckFree(); err != nil {
-				t.Error(err)
-			}
+			s.awaitGone(t)
 		})
 	}
 }
 
 // A process that dies takes the stack down, and one line says which it was.
 func TestUpDeath(t *testing.T) {
-	for name, args := range map[string]string{
-		"picker": " epp --config ", "worker-1": "engine sim --listen 127.0.0.1:", "envoy": "envoy.yaml",
-	} {
+	for _, name := range []string{"picker", "worker-1", "envoy"} {
 		t.Run(name, func(t *testing.T) {
-			s := startReady(t, 2)
-			all := descendants(t, s.cmd.Process.Pid)
-			if name == "worker-1" {
-				args += strconv.Itoa(s.ports.Engines[1].Engine)
-			}
-			killed := false
-			for _, p := range all {
-				if strings.Contains(p.args, args) && !strings.Contains(p.args, " agent ") {
-					p.kill(t)
-					killed = true
+			s := launch(t, 2)
+			args := map[string]string{
+				"picker": "kvlane epp ", "worker-1": "kvlane engine sim --listen " + s.workers[1].engineAddr, "envoy": "-c " + filepath.Join(s.dir, "envoy.yaml"),
+			}[name]
+			var killed int
+			for _, pid := range s.processes(args) {
+				if slices.Contains(s.processes("kvlane agent "), pid) {
+					continue // its command line has the engine's at the end
 				}
+				if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+					t.Fatal(err)
+				}
+				killed++
 			}
-			if !killed {
+			if killed == 0 {
 				t.Fatalf("no process has %q", args)
 			}
-			if code := s.end(t); code != 1 {
-				t.Errorf("exit status %d, want 1", code)
+			if err := s.process.wait(t, grace); err == nil || !strings.HasSuffix(err.Error(), "exit status 1") {
+				t.Errorf("got %v, want exit status 1", err)
 			}
-			if want := "kvlane: " + name + " ended ("; !strings.HasPrefix(s.err.String(), want) {
-				t.Errorf("got %q, want it to start with %q", s.err.String(), want)
-			}
-			for _, p := range all {
-				p.gone(t)
-			}
+			wantLine(t, read(t, s.process.log), "kvlane: "+name+" ended (")
+			s.awaitGone(t)
 		})
 	}
 }
 
+// What cannot start says so in one line, and starts nothing.
 func TestUpRefuses(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = listener.Close() }()
-	port := strconv.Itoa(listener.Addr().(*net.TCPAddr).Port)
-	for want, args := range map[string][]string{
-		"kvlane: port " + port + " (Envoy) is in use": {"--port", port},
-		"kvlane: --redis: ":                           {"--redis", "redis://127.0.0.1:6379"},
-		"kvlane: --deployment: ":                      {"--deployment", "none"},
+	defer listener.Close()
+	taken := strconv.Itoa(listener.Addr().(*net.TCPAddr).Port)
+	base := strconv.Itoa(freePorts(t, 11))
+	absent := filepath.Join(t.TempDir(), "envoy")
+	for _, tc := range []struct {
+		args []string
+		env  string
+		want string
+	}{
+		{[]string{"--port", taken}, "", "kvlane: port " + taken + " (Envoy) is in use"},
+		{[]string{"--redis", "redis://127.0.0.1:6379"}, "", "kvlane: --redis: "},
+		{[]string{"--deployment", "none"}, "", "kvlane: --deployment: "},
+		{[]string{"--engines", "0"}, "", "kvlane: --engines 0: "},
+		{nil, "KVLANE_ENVOY=" + absent, "kvlane: KVLANE_ENVOY: "},
 	} {
-		s := startUp(t, 1, args...)
-		if code := s.end(t); code != 1 || !strings.HasPrefix(s.err.String(), want) || strings.Count(s.err.String(), "\n") != 1 {
-			t.Errorf("%v: exit status %d, %q; want 1 and one line that starts with %q", args, code, s.err.String(), want)
+		t.Run(tc.want, func(t *testing.T) {
+			f := newFamily(t)
+			args := append([]string{"--engines", "1", "--port-base", base}, tc.args...)
+			out, err := f.up(t, []string{tc.env}, args...)
+			if err == nil || !strings.HasSuffix(err.Error(), "exit status 1") {
+				t.Errorf("got %v, want exit status 1", err)
+			}
+			if !strings.HasPrefix(out, tc.want) || strings.Count(out, "\n") != 1 {
+				t.Errorf("got %q, want one line that starts with %q", out, tc.want)
+			}
+		})
+	}
+}
+
+// wantLine wants exactly one line that starts with a text.
+func wantLine(t *testing.T, out, start string) {
+	t.Helper()
+	n := 0
+	for line := range strings.Lines(out) {
+		if strings.HasPrefix(line, start) {
+			n++
 		}
 	}
+	if n != 1 {
+		t.Errorf("%d lines start with %q in:\n%s", n, start, out)
+	}
+}
+
+// awaitGone waits until no process and no port of a stack is left.
+func (s *stack) awaitGone(t *testing.T) {
+	t.Helper()
+	waitFor(t, "end of the stack", patience, func() error {
+		if left := s.processes(""); len(left) > 0 {
+			return fmt.Errorf("processes %v are left", left)
+		}
+		return portsFree(s.ports, s.count)
+	})
 }
