@@ -66,9 +66,9 @@ func (o *modelOwner) apply(r Record) error {
 
 // inSnapshot: since the last Cleared nothing numbered was accepted.
 func (o *modelOwner) inSnapshot() bool {
-	for i := len(o.taken) - 1; i >= 0; i-- {
-		if o.taken[i].Seq > 0 {
-			return o.taken[i].Kind == KindCleared
+	for _, r := range slices.Backward(o.taken) {
+		if r.Seq > 0 {
+			return r.Kind == KindCleared
 		}
 	}
 	return false
@@ -94,7 +94,8 @@ func (o *modelOwner) held() map[BlockHash]int {
 			}
 		case KindRemoved:
 			for _, b := range r.Removed.Hashes {
-				if held[b]--; held[b] <= 0 {
+				held[b]--
+				if held[b] <= 0 {
 					delete(held, b)
 				}
 			}
@@ -208,7 +209,7 @@ func TestIndexRandomHistory(t *testing.T) {
 			want, got := model[r.Owner].apply(r), x.Apply(&r)
 			var gap *GapError
 			if (want == nil) != (got == nil) || errors.Is(want, ErrFenced) != errors.Is(got, ErrFenced) ||
-				(want == errModelGap) != errors.As(got, &gap) {
+				errors.Is(want, errModelGap) != errors.As(got, &gap) {
 				t.Fatalf("event %d, %s seq %d of %s: got %v, want %v", event, r.Kind, r.Seq, r.Owner, got, want)
 			}
 			if want != nil {

@@ -17,11 +17,11 @@ func heapBytes(build func()) int {
 	return int(after.HeapAlloc) - int(before.HeapAlloc)
 }
 
-func checkBytes(t *testing.T, said, real int) {
+func checkBytes(t *testing.T, said, heap int) {
 	t.Helper()
-	t.Logf("says %d bytes, heap %d: %.2f", said, real, float64(said)/float64(real))
-	if said < real*6/10 || said > real*15/10 {
-		t.Errorf("got %d bytes, want about %d", said, real)
+	t.Logf("says %d bytes, heap %d: %.2f", said, heap, float64(said)/float64(heap))
+	if said < heap*6/10 || said > heap*15/10 {
+		t.Errorf("got %d bytes, want about %d", said, heap)
 	}
 }
 

@@ -3,8 +3,8 @@ package kvindex
 import (
 	"bytes"
 	"fmt"
-	"hash/fnv"
 	"math/rand/v2"
+	"slices"
 	"testing"
 )
 
@@ -18,9 +18,11 @@ func toyTokens(dst []uint32, text string) []uint32 {
 				j++
 			}
 		}
-		h := fnv.New32a()
-		_, _ = h.Write([]byte(text[i:j]))
-		dst = append(dst, h.Sum32()|1<<8) // ids below 256 are special
+		id := uint32(2166136261) // FNV-1a
+		for _, c := range []byte(text[i:j]) {
+			id = (id ^ uint32(c)) * 16777619
+		}
+		dst = append(dst, id|1<<8) // ids below 256 are special
 		i = j
 	}
 	return dst
@@ -70,7 +72,7 @@ func (c *toyChat) say(role byte, content string) {
 // prompt is what an engine reports about the conversation so far, with the
 // beginning of the answer as templates add it.
 func (c *toyChat) prompt(blockSize int) *Learned {
-	return c.learned(append(c.tokens[:len(c.tokens):len(c.tokens)], 1, 'a', 2), blockSize)
+	return c.learned(append(slices.Clip(c.tokens), 1, 'a', 2), blockSize)
 }
 
 func (c *toyChat) learned(tokens []uint32, blockSize int) *Learned {
@@ -157,9 +159,9 @@ func TestPrefixMapPrediction(t *testing.T) {
 	} {
 		t.Run(fmt.Sprintf("blocks of %d", test.blockSize), func(t *testing.T) {
 			var all trial
-			for seed := range uint64(3) {
+			for seed := range uint64(2) {
 				m := NewPrefixMap(1 << 30)
-				all.run(t, rand.New(rand.NewPCG(seed, 0)), m, test.blockSize, 20, 200)
+				all.run(t, rand.New(rand.NewPCG(seed, 0)), m, test.blockSize, 20, 80)
 				checkPrefixMap(t, m)
 				t.Logf("seed %d: %+v", seed, m.Stats())
 			}

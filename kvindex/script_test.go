@@ -61,7 +61,7 @@ func scriptRecord(t *testing.T, w words, line string) Record {
 	t.Helper()
 	f := strings.Fields(line)
 	r := Record{Owner: scriptOwner(t, f[1]), Epoch: 1, Term: 1}
-	for f = f[:]; len(f) > 2; f = append(f[:2:2], f[3:]...) {
+	for ; len(f) > 2; f = append(f[:2:2], f[3:]...) {
 		key, value, ok := strings.Cut(f[2], "=")
 		if !ok {
 			break
@@ -89,6 +89,7 @@ func scriptRecord(t *testing.T, w words, line string) Record {
 		r.Hello = &Hello{}
 	case KindLoad:
 		r.Load = &Load{}
+	default:
 	}
 	return r
 }

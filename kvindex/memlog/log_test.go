@@ -187,7 +187,8 @@ func read(ctx context.Context, log kvindex.Log, rng *rand.Rand, workers int) (*k
 			if len(ended) == workers {
 				return errDone
 			}
-			if left--; left == 0 {
+			left--
+			if left == 0 {
 				return errRestart
 			}
 			return nil
@@ -310,7 +311,7 @@ func TestLargeRecords(t *testing.T) {
 	l := New(Options{})
 	c := serve(t, l)
 	var batch []kvindex.Record
-	for i := range 40 {
+	for i := range 10 {
 		r := stored(uint64(i + 1))
 		for b := range 50_000 {
 			r.Stored.Hashes = append(r.Stored.Hashes, kvindex.BlockHash(i*50_000+b))
@@ -327,7 +328,7 @@ func TestLargeRecords(t *testing.T) {
 				return err
 			}
 		}
-		if x.Stats().Blocks == 2_000_000 {
+		if x.Stats().Blocks == 500_000 {
 			return errDone
 		}
 		return nil
@@ -335,7 +336,7 @@ func TestLargeRecords(t *testing.T) {
 	if !errors.Is(err, errDone) {
 		t.Error(err)
 	}
-	huge := stored(41, make([]kvindex.BlockHash, MaxRecordBytes/8)...)
+	huge := stored(11, make([]kvindex.BlockHash, MaxRecordBytes/8)...)
 	if err := l.Append(t.Context(), []kvindex.Record{huge}); !errors.Is(err, ErrTooLarge) {
 		t.Errorf("got %v, want %v", err, ErrTooLarge)
 	}
@@ -409,7 +410,7 @@ func TestSnapshotPages(t *testing.T) {
 	for i := range 30 {
 		r := stored(1)
 		r.Owner.Worker = kvindex.WorkerID(fmt.Sprintf("w%02d", i))
-		for b := range 20_000 {
+		for b := range 10_000 {
 			r.Stored.Hashes = append(r.Stored.Hashes, kvindex.BlockHash(b))
 		}
 		if err := c.Append(t.Context(), []kvindex.Record{r}); err != nil {

@@ -2,6 +2,7 @@ package memlog
 
 import (
 	"container/list"
+	"slices"
 
 	"github.com/kvlane/kvlane/kvindex"
 )
@@ -101,8 +102,8 @@ func (v *live) parentsFirst() []*block {
 			p.round = v.round
 			up = append(up, p)
 		}
-		for i := len(up) - 1; i >= 0; i-- {
-			order = append(order, up[i])
+		for _, p := range slices.Backward(up) {
+			order = append(order, p)
 		}
 	}
 	return order

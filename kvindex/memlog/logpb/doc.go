@@ -4,4 +4,4 @@
 // protoc-gen-go v1.36.12 and protoc-gen-go-grpc v1.6.2, which must be on PATH.
 package logpb
 
-//go:generate protoc --go_out=. --go_opt=paths=source_relative --go-grpc_out=. --go-grpc_opt=paths=source_relative log.proto
+//go:generate protoc -I ../../.. --go_out=../../.. --go_opt=paths=source_relative --go-grpc_out=../../.. --go-grpc_opt=paths=source_relative kvindex/memlog/logpb/log.proto

@@ -2,7 +2,7 @@
 // versions:
 // 	protoc-gen-go v1.36.12
 // 	protoc        v3.21.12
-// source: log.proto
+// source: kvindex/memlog/logpb/log.proto
 
 // The log of the cache index: agents append to it, pickers tail it.
 
@@ -33,7 +33,7 @@ type AppendRequest struct {
 
 func (x *AppendRequest) Reset() {
 	*x = AppendRequest{}
-	mi := &file_log_proto_msgTypes[0]
+	mi := &file_kvindex_memlog_logpb_log_proto_msgTypes[0]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -45,7 +45,7 @@ func (x *AppendRequest) String() string {
 func (*AppendRequest) ProtoMessage() {}
 
 func (x *AppendRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_log_proto_msgTypes[0]
+	mi := &file_kvindex_memlog_logpb_log_proto_msgTypes[0]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -58,7 +58,7 @@ func (x *AppendRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AppendRequest.ProtoReflect.Descriptor instead.
 func (*AppendRequest) Descriptor() ([]byte, []int) {
-	return file_log_proto_rawDescGZIP(), []int{0}
+	return file_kvindex_memlog_logpb_log_proto_rawDescGZIP(), []int{0}
 }
 
 func (x *AppendRequest) GetRecords() [][]byte {
@@ -88,7 +88,7 @@ type AppendResponse struct {
 
 func (x *AppendResponse) Reset() {
 	*x = AppendResponse{}
-	mi := &file_log_proto_msgTypes[1]
+	mi := &file_kvindex_memlog_logpb_log_proto_msgTypes[1]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -100,7 +100,7 @@ func (x *AppendResponse) String() string {
 func (*AppendResponse) ProtoMessage() {}
 
 func (x *AppendResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_log_proto_msgTypes[1]
+	mi := &file_kvindex_memlog_logpb_log_proto_msgTypes[1]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -113,7 +113,7 @@ func (x *AppendResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AppendResponse.ProtoReflect.Descriptor instead.
 func (*AppendResponse) Descriptor() ([]byte, []int) {
-	return file_log_proto_rawDescGZIP(), []int{1}
+	return file_kvindex_memlog_logpb_log_proto_rawDescGZIP(), []int{1}
 }
 
 func (x *AppendResponse) GetLogId() uint64 {
@@ -183,7 +183,7 @@ type Owner struct {
 
 func (x *Owner) Reset() {
 	*x = Owner{}
-	mi := &file_log_proto_msgTypes[2]
+	mi := &file_kvindex_memlog_logpb_log_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -195,7 +195,7 @@ func (x *Owner) String() string {
 func (*Owner) ProtoMessage() {}
 
 func (x *Owner) ProtoReflect() protoreflect.Message {
-	mi := &file_log_proto_msgTypes[2]
+	mi := &file_kvindex_memlog_logpb_log_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -208,7 +208,7 @@ func (x *Owner) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Owner.ProtoReflect.Descriptor instead.
 func (*Owner) Descriptor() ([]byte, []int) {
-	return file_log_proto_rawDescGZIP(), []int{2}
+	return file_kvindex_memlog_logpb_log_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *Owner) GetWorker() string {
@@ -244,7 +244,7 @@ type Gap struct {
 
 func (x *Gap) Reset() {
 	*x = Gap{}
-	mi := &file_log_proto_msgTypes[3]
+	mi := &file_kvindex_memlog_logpb_log_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -256,7 +256,7 @@ func (x *Gap) String() string {
 func (*Gap) ProtoMessage() {}
 
 func (x *Gap) ProtoReflect() protoreflect.Message {
-	mi := &file_log_proto_msgTypes[3]
+	mi := &file_kvindex_memlog_logpb_log_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -269,7 +269,7 @@ func (x *Gap) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Gap.ProtoReflect.Descriptor instead.
 func (*Gap) Descriptor() ([]byte, []int) {
-	return file_log_proto_rawDescGZIP(), []int{3}
+	return file_kvindex_memlog_logpb_log_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Gap) GetOwner() *Owner {
@@ -303,7 +303,7 @@ type Fenced struct {
 
 func (x *Fenced) Reset() {
 	*x = Fenced{}
-	mi := &file_log_proto_msgTypes[4]
+	mi := &file_kvindex_memlog_logpb_log_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -315,7 +315,7 @@ func (x *Fenced) String() string {
 func (*Fenced) ProtoMessage() {}
 
 func (x *Fenced) ProtoReflect() protoreflect.Message {
-	mi := &file_log_proto_msgTypes[4]
+	mi := &file_kvindex_memlog_logpb_log_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -328,7 +328,7 @@ func (x *Fenced) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Fenced.ProtoReflect.Descriptor instead.
 func (*Fenced) Descriptor() ([]byte, []int) {
-	return file_log_proto_rawDescGZIP(), []int{4}
+	return file_kvindex_memlog_logpb_log_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Fenced) GetOwner() *Owner {
@@ -346,7 +346,7 @@ type TailRequest struct {
 
 func (x *TailRequest) Reset() {
 	*x = TailRequest{}
-	mi := &file_log_proto_msgTypes[5]
+	mi := &file_kvindex_memlog_logpb_log_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -358,7 +358,7 @@ func (x *TailRequest) String() string {
 func (*TailRequest) ProtoMessage() {}
 
 func (x *TailRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_log_proto_msgTypes[5]
+	mi := &file_kvindex_memlog_logpb_log_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -371,7 +371,7 @@ func (x *TailRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TailRequest.ProtoReflect.Descriptor instead.
 func (*TailRequest) Descriptor() ([]byte, []int) {
-	return file_log_proto_rawDescGZIP(), []int{5}
+	return file_kvindex_memlog_logpb_log_proto_rawDescGZIP(), []int{5}
 }
 
 type TailResponse struct {
@@ -384,7 +384,7 @@ type TailResponse struct {
 
 func (x *TailResponse) Reset() {
 	*x = TailResponse{}
-	mi := &file_log_proto_msgTypes[6]
+	mi := &file_kvindex_memlog_logpb_log_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -396,7 +396,7 @@ func (x *TailResponse) String() string {
 func (*TailResponse) ProtoMessage() {}
 
 func (x *TailResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_log_proto_msgTypes[6]
+	mi := &file_kvindex_memlog_logpb_log_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -409,7 +409,7 @@ func (x *TailResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TailResponse.ProtoReflect.Descriptor instead.
 func (*TailResponse) Descriptor() ([]byte, []int) {
-	return file_log_proto_rawDescGZIP(), []int{6}
+	return file_kvindex_memlog_logpb_log_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *TailResponse) GetLogId() uint64 {
@@ -438,7 +438,7 @@ type SnapshotRequest struct {
 
 func (x *SnapshotRequest) Reset() {
 	*x = SnapshotRequest{}
-	mi := &file_log_proto_msgTypes[7]
+	mi := &file_kvindex_memlog_logpb_log_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -450,7 +450,7 @@ func (x *SnapshotRequest) String() string {
 func (*SnapshotRequest) ProtoMessage() {}
 
 func (x *SnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_log_proto_msgTypes[7]
+	mi := &file_kvindex_memlog_logpb_log_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -463,7 +463,7 @@ func (x *SnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotRequest.ProtoReflect.Descriptor instead.
 func (*SnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_log_proto_rawDescGZIP(), []int{7}
+	return file_kvindex_memlog_logpb_log_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *SnapshotRequest) GetWorker() string {
@@ -492,7 +492,7 @@ type SnapshotResponse struct {
 
 func (x *SnapshotResponse) Reset() {
 	*x = SnapshotResponse{}
-	mi := &file_log_proto_msgTypes[8]
+	mi := &file_kvindex_memlog_logpb_log_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -504,7 +504,7 @@ func (x *SnapshotResponse) String() string {
 func (*SnapshotResponse) ProtoMessage() {}
 
 func (x *SnapshotResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_log_proto_msgTypes[8]
+	mi := &file_kvindex_memlog_logpb_log_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -517,7 +517,7 @@ func (x *SnapshotResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotResponse.ProtoReflect.Descriptor instead.
 func (*SnapshotResponse) Descriptor() ([]byte, []int) {
-	return file_log_proto_rawDescGZIP(), []int{8}
+	return file_kvindex_memlog_logpb_log_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *SnapshotResponse) GetLogId() uint64 {
@@ -541,11 +541,11 @@ func (x *SnapshotResponse) GetNext() string {
 	return ""
 }
 
-var File_log_proto protoreflect.FileDescriptor
+var File_kvindex_memlog_logpb_log_proto protoreflect.FileDescriptor
 
-const file_log_proto_rawDesc = "" +
+const file_kvindex_memlog_logpb_log_proto_rawDesc = "" +
 	"\n" +
-	"\tlog.proto\x12\rkvlane.log.v1\")\n" +
+	"\x1ekvindex/memlog/logpb/log.proto\x12\rkvlane.log.v1\")\n" +
 	"\rAppendRequest\x12\x18\n" +
 	"\arecords\x18\x01 \x03(\fR\arecords\"\xa5\x01\n" +
 	"\x0eAppendResponse\x12\x15\n" +
@@ -581,19 +581,19 @@ const file_log_proto_rawDesc = "" +
 	"\bSnapshot\x12\x1e.kvlane.log.v1.SnapshotRequest\x1a\x1f.kvlane.log.v1.SnapshotResponseB/Z-github.com/kvlane/kvlane/kvindex/memlog/logpbb\x06proto3"
 
 var (
-	file_log_proto_rawDescOnce sync.Once
-	file_log_proto_rawDescData []byte
+	file_kvindex_memlog_logpb_log_proto_rawDescOnce sync.Once
+	file_kvindex_memlog_logpb_log_proto_rawDescData []byte
 )
 
-func file_log_proto_rawDescGZIP() []byte {
-	file_log_proto_rawDescOnce.Do(func() {
-		file_log_proto_rawDescData = protoimpl.X.CompressGZIP(unsafe.Slice(unsafe.StringData(file_log_proto_rawDesc), len(file_log_proto_rawDesc)))
+func file_kvindex_memlog_logpb_log_proto_rawDescGZIP() []byte {
+	file_kvindex_memlog_logpb_log_proto_rawDescOnce.Do(func() {
+		file_kvindex_memlog_logpb_log_proto_rawDescData = protoimpl.X.CompressGZIP(unsafe.Slice(unsafe.StringData(file_kvindex_memlog_logpb_log_proto_rawDesc), len(file_kvindex_memlog_logpb_log_proto_rawDesc)))
 	})
-	return file_log_proto_rawDescData
+	return file_kvindex_memlog_logpb_log_proto_rawDescData
 }
 
-var file_log_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
-var file_log_proto_goTypes = []any{
+var file_kvindex_memlog_logpb_log_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
+var file_kvindex_memlog_logpb_log_proto_goTypes = []any{
 	(*AppendRequest)(nil),    // 0: kvlane.log.v1.AppendRequest
 	(*AppendResponse)(nil),   // 1: kvlane.log.v1.AppendResponse
 	(*Owner)(nil),            // 2: kvlane.log.v1.Owner
@@ -604,7 +604,7 @@ var file_log_proto_goTypes = []any{
 	(*SnapshotRequest)(nil),  // 7: kvlane.log.v1.SnapshotRequest
 	(*SnapshotResponse)(nil), // 8: kvlane.log.v1.SnapshotResponse
 }
-var file_log_proto_depIdxs = []int32{
+var file_kvindex_memlog_logpb_log_proto_depIdxs = []int32{
 	3, // 0: kvlane.log.v1.AppendResponse.gap:type_name -> kvlane.log.v1.Gap
 	4, // 1: kvlane.log.v1.AppendResponse.fenced:type_name -> kvlane.log.v1.Fenced
 	2, // 2: kvlane.log.v1.Gap.owner:type_name -> kvlane.log.v1.Owner
@@ -622,12 +622,12 @@ var file_log_proto_depIdxs = []int32{
 	0, // [0:4] is the sub-list for field type_name
 }
 
-func init() { file_log_proto_init() }
-func file_log_proto_init() {
-	if File_log_proto != nil {
+func init() { file_kvindex_memlog_logpb_log_proto_init() }
+func file_kvindex_memlog_logpb_log_proto_init() {
+	if File_kvindex_memlog_logpb_log_proto != nil {
 		return
 	}
-	file_log_proto_msgTypes[1].OneofWrappers = []any{
+	file_kvindex_memlog_logpb_log_proto_msgTypes[1].OneofWrappers = []any{
 		(*AppendResponse_Gap)(nil),
 		(*AppendResponse_Fenced)(nil),
 	}
@@ -635,17 +635,17 @@ func file_log_proto_init() {
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
-			RawDescriptor: unsafe.Slice(unsafe.StringData(file_log_proto_rawDesc), len(file_log_proto_rawDesc)),
+			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvindex_memlog_logpb_log_proto_rawDesc), len(file_kvindex_memlog_logpb_log_proto_rawDesc)),
 			NumEnums:      0,
 			NumMessages:   9,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
-		GoTypes:           file_log_proto_goTypes,
-		DependencyIndexes: file_log_proto_depIdxs,
-		MessageInfos:      file_log_proto_msgTypes,
+		GoTypes:           file_kvindex_memlog_logpb_log_proto_goTypes,
+		DependencyIndexes: file_kvindex_memlog_logpb_log_proto_depIdxs,
+		MessageInfos:      file_kvindex_memlog_logpb_log_proto_msgTypes,
 	}.Build()
-	File_log_proto = out.File
-	file_log_proto_goTypes = nil
-	file_log_proto_depIdxs = nil
+	File_kvindex_memlog_logpb_log_proto = out.File
+	file_kvindex_memlog_logpb_log_proto_goTypes = nil
+	file_kvindex_memlog_logpb_log_proto_depIdxs = nil
 }

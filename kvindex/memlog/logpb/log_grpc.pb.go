@@ -2,7 +2,7 @@
 // versions:
 // - protoc-gen-go-grpc v1.6.2
 // - protoc             v3.21.12
-// source: log.proto
+// source: kvindex/memlog/logpb/log.proto
 
 // The log of the cache index: agents append to it, pickers tail it.
 
@@ -209,5 +209,5 @@ var Log_ServiceDesc = grpc.ServiceDesc{
 			ServerStreams: true,
 		},
 	},
-	Metadata: "log.proto",
+	Metadata: "kvindex/memlog/logpb/log.proto",
 }
