@@ -2,7 +2,8 @@
 //
 // It has four parts. Identity ([BlockHash], [Namespace], [ChunkHasher]) names a
 // block and a piece of prompt text. Records ([Record]) are what agents write to
-// the log: stored and removed blocks, learned prefixes, load, bookings. The
+// the log: stored and removed blocks, learned prefixes, load, bookings;
+// [AppendRecord] is their binary form and [Cursor] the rules of their order. The
 // [Index] answers, for a chain of block hashes, how many leading blocks each
 // worker holds. The [PrefixMap] turns prompt text into that chain without a
 // tokenizer: it remembers what engines reported for texts they have seen.

@@ -168,8 +168,7 @@ func (f *fields) event() (Event, *Skip, error) {
 			return e, nil, err
 		}
 	}
-	skip, err := f.place(&e)
-	return e, skip, err
+	return f.place(e)
 }
 
 func (f *fields) readGroup(e *Event) error {
@@ -188,24 +187,24 @@ func (f *fields) readGroup(e *Event) error {
 
 // place sets the tier, or says why the event does not count. Where no medium
 // is named, as in older engines, the blocks are in device memory.
-func (f *fields) place(e *Event) (*Skip, error) {
+func (f *fields) place(e Event) (Event, *Skip, error) {
 	medium, err := optionalText(f.medium)
 	if err != nil {
-		return nil, fmt.Errorf("medium: %w", err)
+		return e, nil, fmt.Errorf("medium: %w", err)
 	}
 	locality, err := optionalText(f.locality)
 	if err != nil {
-		return nil, fmt.Errorf("locality: %w", err)
+		return e, nil, fmt.Errorf("locality: %w", err)
 	}
 	if strings.EqualFold(locality, "REMOTE") {
-		return &Skip{SkipRemote, locality, e.Kind, e.Group}, nil
+		return e, &Skip{SkipRemote, locality, e.Kind, e.Group}, nil
 	}
 	tier, ok := TierOf(medium)
 	if !ok {
-		return &Skip{SkipMedium, medium, e.Kind, e.Group}, nil
+		return e, &Skip{SkipMedium, medium, e.Kind, e.Group}, nil
 	}
 	e.Tier = tier
-	return nil, nil
+	return e, nil, nil
 }
 
 // counted reports whether a prefix is as long as this group of layers holds it.

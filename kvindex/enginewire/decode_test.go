@@ -1,6 +1,7 @@
 package enginewire
 
 import (
+	"bytes"
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
@@ -191,7 +192,7 @@ func TestRoundTrip(t *testing.T) {
 			if err != nil {
 				t.Fatalf("%s: %v", form, err)
 			}
-			if !reflect.DeepEqual(got, want) {
+			if len(got.Bad)+len(got.Skipped) > 0 || got.Time != want.Time || !reflect.DeepEqual(got.Rank, want.Rank) || !reflect.DeepEqual(got.Events, want.Events) {
 				t.Fatalf("%s: got\n%s\nwant\n%s", form, show(got), show(want))
 			}
 		}
@@ -272,13 +273,13 @@ func TestFrames(t *testing.T) {
 			if form == Array {
 				c.want.Topic = ""
 			}
-			if err != nil || got.Topic != c.want.Topic || got.Seq != c.want.Seq || got.End != c.want.End || string(got.Payload) != string(c.want.Payload) {
+			if err != nil || got.Topic != c.want.Topic || got.Seq != c.want.Seq || got.End != c.want.End || !bytes.Equal(got.Payload, c.want.Payload) {
 				t.Errorf("%s: %+v, %v; want %+v", form, got, err, c.want)
 			}
 		}
 	}
 	gotID, start, err := ParseReplayRequest(append([][]byte{id}, ReplayRequest(900)...))
-	if err != nil || string(gotID) != string(id) || start != 900 {
+	if err != nil || !bytes.Equal(gotID, id) || start != 900 {
 		t.Errorf("request: %q, %d, %v", gotID, start, err)
 	}
 	for _, bad := range [][][]byte{

@@ -79,8 +79,9 @@ func appendMapEvent(dst []byte, e *Event) []byte {
 		dst = appendHashes(appendText(dst, "block_hashes"), e.Hashes)
 		dst = appendKeyText(dst, "medium", mediumOf(e.Tier))
 		return appendUint(appendText(dst, "group_idx"), uint64(e.Group))
+	default:
+		return appendKeyText(append(dst, 0x81), "type", e.Kind.String())
 	}
-	return appendKeyText(append(dst, 0x81), "type", e.Kind.String())
 }
 
 func appendStoredMap(dst []byte, e *Event) []byte {
@@ -119,8 +120,9 @@ func appendArrayEvent(dst []byte, e *Event) []byte {
 		dst = appendHashes(dst, e.Hashes)
 		dst = appendText(dst, mediumOf(e.Tier))
 		return appendUint(dst, uint64(e.Group))
+	default:
+		return appendText(appendArray(dst, 1), e.Kind.String())
 	}
-	return appendText(appendArray(dst, 1), e.Kind.String())
 }
 
 // kindWord is the group's kind as vLLM always gives it in a Stored.
@@ -185,8 +187,9 @@ func mediumOf(t kvindex.Tier) string {
 		return "STORAGE"
 	case kvindex.External:
 		return "EXTERNAL"
+	default:
+		return "GPU"
 	}
-	return "GPU"
 }
 
 func appendHashes(dst []byte, hs []Hash) []byte {
