@@ -102,7 +102,7 @@ func together(t *testing.T, body string) string {
 
 func metricLines(body, prefix string) string {
 	var out []string
-	for _, line := range strings.Split(body, "\n") {
+	for line := range strings.SplitSeq(body, "\n") {
 		timed := strings.Contains(line, "seconds_sum") || strings.Contains(line, "_bucket") || strings.Contains(line, "lora_requests_info")
 		if strings.HasPrefix(line, prefix) && !timed {
 			out = append(out, line)

@@ -53,8 +53,9 @@ func (c *choice) UnmarshalJSON(b []byte) error {
 		return nil
 	case 'n':
 		return nil
+	default:
+		return badRequest("tool_choice", "tool_choice: want a string or an object.")
 	}
-	return badRequest("tool_choice", "tool_choice: want a string or an object.")
 }
 
 // messageText is a message's content: text, parts joined by a line break as vLLM
@@ -73,6 +74,7 @@ func (c *messageText) UnmarshalJSON(b []byte) error {
 		return nil
 	case '"':
 		return json.Unmarshal(b, (*string)(c))
+	default:
 	}
 	var parts []part
 	if err := json.Unmarshal(b, &parts); err != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"strconv"
 	"time"
 
@@ -14,7 +15,10 @@ var (
 	// errStopped answers requests to an engine that has ended.
 	errStopped = errors.New("the engine has stopped")
 	// errEngineDied ends running requests at a restart, in vLLM's words.
-	errEngineDied = errors.New("EngineCore encountered an issue. See stack trace (above) for the root cause.")
+	errEngineDied = &apiError{
+		Status: http.StatusInternalServerError, Type: "InternalServerError",
+		Message: "EngineCore encountered an issue. See stack trace (above) for the root cause.",
+	}
 )
 
 // engine owns the core. Its fields belong to the goroutine of run; others talk

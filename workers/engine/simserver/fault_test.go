@@ -102,7 +102,7 @@ func TestHangStopsStreams(t *testing.T) {
 func TestClock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newClock(10)
-		time.Sleep(time.Second)
+		<-time.After(time.Second)
 		if got := c.now(); got != 10*time.Second {
 			t.Errorf("after 1 s at rate 10: %v", got)
 		}
@@ -110,9 +110,9 @@ func TestClock(t *testing.T) {
 		if d, ok := c.until(15 * time.Second); !ok || d != 2*time.Second {
 			t.Errorf("until 15 s: %v, %v", d, ok)
 		}
-		time.Sleep(2 * time.Second)
+		<-time.After(2 * time.Second)
 		c.setRate(0)
-		time.Sleep(time.Hour)
+		<-time.After(time.Hour)
 		if got := c.now(); got != 15*time.Second {
 			t.Errorf("after a hang: %v", got)
 		}

@@ -36,7 +36,8 @@ func (s *Server) generate(w http.ResponseWriter, r *http.Request, j *job) error 
 	if err := s.engine.submit(ctx, &run.submission); err != nil {
 		return err
 	}
-	defer run.end()
+	// Without the request's context: this must happen when it has ended, too.
+	defer run.end(context.WithoutCancel(ctx))
 	if j.Stream {
 		return run.stream(ctx, w)
 	}
@@ -74,16 +75,16 @@ func newRun(s *Server, j *job, remote int) *run {
 
 // end takes what is left of the run out of the engine: sequences that a stop
 // string ended early, and all of them when the client went away.
-func (run *run) end() {
+func (run *run) end(ctx context.Context) {
 	if run.open > 0 {
-		run.abort(run.requests)
+		run.abort(ctx, run.requests)
 	}
 }
 
-// abort works without the request's context: it must happen, and the engine
-// answers at once. An engine that has stopped has nothing to abort.
-func (run *run) abort(requests []sim.Request) {
-	_ = run.s.engine.do(context.Background(), func() { run.s.engine.abort(requests) })
+// abort ends sequences early. The engine answers at once; one that has stopped
+// has nothing to abort.
+func (run *run) abort(ctx context.Context, requests []sim.Request) {
+	_ = run.s.engine.do(ctx, func() { run.s.engine.abort(requests) })
 }
 
 // take waits for tokens and adds them to their choices. It returns the items,
@@ -107,7 +108,8 @@ func (run *run) take(ctx context.Context, used []item) ([]item, error) {
 		}
 		run.open--
 		if it.token.Finish == sim.Running {
-			run.abort(run.requests[it.choice : it.choice+1]) // a stop string: the engine does not know of it
+			// A stop string: the engine does not know of it.
+			run.abort(context.WithoutCancel(ctx), run.requests[it.choice:it.choice+1])
 		}
 	}
 	return items, nil

@@ -156,7 +156,7 @@ func parse(t testing.TB, body string) (r reply) {
 func events(t testing.TB, body string) []string {
 	t.Helper()
 	var out []string
-	for _, e := range strings.Split(strings.TrimSuffix(body, "\n\n"), "\n\n") {
+	for e := range strings.SplitSeq(strings.TrimSuffix(body, "\n\n"), "\n\n") {
 		data, ok := strings.CutPrefix(e, "data: ")
 		if !ok || strings.Contains(data, "\n") {
 			t.Fatalf("event %q", e)

@@ -2,6 +2,7 @@ package simserver
 
 import (
 	"context"
+	"maps"
 	"sort"
 	"strconv"
 	"strings"
@@ -40,9 +41,7 @@ func newMetrics(model string) *metrics {
 	}
 	counter := func(name, help string, extra prometheus.Labels) prometheus.Counter {
 		l := labels(model)
-		for k, v := range extra {
-			l[k] = v
-		}
+		maps.Copy(l, extra)
 		c := prometheus.NewCounter(prometheus.CounterOpts{Name: name, Help: help, ConstLabels: l})
 		m.registry.MustRegister(c)
 		return c
@@ -111,15 +110,24 @@ type figure struct {
 func figures() []figure {
 	const gauge, counter = prometheus.GaugeValue, prometheus.CounterValue
 	return []figure{
-		{"vllm:num_requests_running", "Number of requests in model execution batches.", gauge, func(st sim.Stats, _ int) float64 { return float64(st.Running) }},
-		{"vllm:num_requests_waiting", "Number of requests waiting to be processed.", gauge, func(st sim.Stats, _ int) float64 { return float64(st.Waiting) }},
-		{"vllm:kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.", gauge, func(st sim.Stats, n int) float64 { return float64(st.UsedBlocks) / float64(n) }},
-		{"vllm:prefix_cache_queries_total", "Prefix cache queries, in terms of number of queried tokens.", counter, func(st sim.Stats, _ int) float64 { return float64(st.QueryTokens) }},
-		{"vllm:prefix_cache_hits_total", "Prefix cache hits, in terms of number of cached tokens.", counter, func(st sim.Stats, _ int) float64 { return float64(st.HitTokens) }},
-		{"vllm:external_prefix_cache_hits_total", "Tokens that came from another engine.", counter, func(st sim.Stats, _ int) float64 { return float64(st.TransferredTokens) }},
-		{"vllm:prompt_tokens_total", "Number of prefill tokens processed.", counter, func(st sim.Stats, _ int) float64 { return float64(st.PromptTokens) }},
-		{"vllm:generation_tokens_total", "Number of generation tokens processed.", counter, func(st sim.Stats, _ int) float64 { return float64(st.GeneratedTokens) }},
-		{"vllm:num_preemptions_total", "Cumulative number of preemption from the engine.", counter, func(st sim.Stats, _ int) float64 { return float64(st.Preemptions) }},
+		{"vllm:num_requests_running", "Number of requests in model execution batches.", gauge,
+			func(st sim.Stats, _ int) float64 { return float64(st.Running) }},
+		{"vllm:num_requests_waiting", "Number of requests waiting to be processed.", gauge,
+			func(st sim.Stats, _ int) float64 { return float64(st.Waiting) }},
+		{"vllm:kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.", gauge,
+			func(st sim.Stats, n int) float64 { return float64(st.UsedBlocks) / float64(n) }},
+		{"vllm:prefix_cache_queries_total", "Prefix cache queries, in terms of number of queried tokens.", counter,
+			func(st sim.Stats, _ int) float64 { return float64(st.QueryTokens) }},
+		{"vllm:prefix_cache_hits_total", "Prefix cache hits, in terms of number of cached tokens.", counter,
+			func(st sim.Stats, _ int) float64 { return float64(st.HitTokens) }},
+		{"vllm:external_prefix_cache_hits_total", "Tokens that came from another engine.", counter,
+			func(st sim.Stats, _ int) float64 { return float64(st.TransferredTokens) }},
+		{"vllm:prompt_tokens_total", "Number of prefill tokens processed.", counter,
+			func(st sim.Stats, _ int) float64 { return float64(st.PromptTokens) }},
+		{"vllm:generation_tokens_total", "Number of generation tokens processed.", counter,
+			func(st sim.Stats, _ int) float64 { return float64(st.GeneratedTokens) }},
+		{"vllm:num_preemptions_total", "Cumulative number of preemption from the engine.", counter,
+			func(st sim.Stats, _ int) float64 { return float64(st.Preemptions) }},
 	}
 }
 

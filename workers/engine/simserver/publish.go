@@ -96,8 +96,9 @@ func wireEvent(ev *sim.Event, blockSize int) enginewire.Event {
 		return e
 	case sim.Removed:
 		return enginewire.Event{Kind: enginewire.Removed, Hashes: hashes}
+	default:
+		return enginewire.Event{Kind: enginewire.Cleared}
 	}
-	return enginewire.Event{Kind: enginewire.Cleared}
 }
 
 // restart begins a new life: numbers start at 0, nothing can be replayed.
@@ -159,10 +160,10 @@ func (p *publisher) open(ctx context.Context, endpoint, topic string) (zmq4.Sock
 func (p *publisher) serveReplay(ctx context.Context, sock zmq4.Socket) error {
 	for {
 		msg, err := sock.Recv()
-		if ctx.Err() != nil {
-			return nil
-		}
 		if err != nil {
+			if ctx.Err() != nil {
+				return nil //nolint:nilerr // closed because the engine ends
+			}
 			return fmt.Errorf("receive replay request: %w", err)
 		}
 		id, start, err := enginewire.ParseReplayRequest(msg.Frames)

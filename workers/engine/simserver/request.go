@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"net/http"
+	"slices"
 
 	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
@@ -64,10 +65,8 @@ func (l *stopList) UnmarshalJSON(b []byte) error {
 	if err != nil {
 		return badRequest("stop", "stop: want a string or a list of strings.")
 	}
-	for _, s := range list {
-		if s == "" {
-			return badRequest("stop", "stop cannot contain an empty string.")
-		}
+	if slices.Contains(list, "") {
+		return badRequest("stop", "stop cannot contain an empty string.")
 	}
 	*l = list
 	return nil
@@ -75,6 +74,7 @@ func (l *stopList) UnmarshalJSON(b []byte) error {
 
 // job is a request that was found good.
 type job struct {
+	sampling
 	id      string // of the answer
 	created int64
 	chat    bool
@@ -83,8 +83,7 @@ type job struct {
 	prompts [][]uint32
 	n       int // choices for each prompt
 	max     int // tokens for each choice
-	sampling
-	salt string
+	salt    string
 }
 
 // choices is the number of sequences.

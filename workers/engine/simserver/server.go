@@ -191,10 +191,12 @@ func (s *Server) Run(ctx context.Context) error {
 	go func() { served <- server.Serve(ln) }()
 	select {
 	case err = <-served:
-		err = fmt.Errorf("serve %s: %w", s.addrs.http, err)
 	case <-ctx.Done():
 		s.shutdown(inner, server)
-		<-served
+		err = <-served
+	}
+	if errors.Is(err, http.ErrServerClosed) {
+		err = nil
 	}
 	stop()
 	err = errors.Join(err, g.Wait())

@@ -51,7 +51,7 @@ func TestConversation(t *testing.T) {
 		if want := len(before) / 16 * 16; a.Usage.Details.Cached < want-16 {
 			t.Errorf("turn %d: %d cached tokens, want about %d", turn, a.Usage.Details.Cached, want)
 		}
-		before = append(a.PromptIDs, a.Choices[0].TokenIDs...)
+		before = slices.Concat(a.PromptIDs, a.Choices[0].TokenIDs)
 		messages = append(messages, msg{"assistant", a.Choices[0].Message.Content})
 	}
 	idle(t, s)

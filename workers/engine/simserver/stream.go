@@ -30,8 +30,8 @@ func (run *run) stream(ctx context.Context, w http.ResponseWriter) error {
 	h.Set("Content-Type", "text/event-stream; charset=utf-8")
 	h.Set("Cache-Control", "no-cache")
 	w.WriteHeader(http.StatusOK)
-	if err := st.rc.Flush(); err != nil {
-		return nil // the client is gone
+	if !st.flush() {
+		return nil
 	}
 	var items []item
 	var err error
@@ -62,8 +62,10 @@ func (st *streamer) send() bool {
 	if _, err := st.w.Write(st.buf); err != nil {
 		return false
 	}
-	return st.rc.Flush() == nil
+	return st.flush()
 }
+
+func (st *streamer) flush() bool { return st.rc.Flush() == nil }
 
 // fail ends the stream with an error event, as vLLM does once it has begun.
 func (st *streamer) fail(err error) {
@@ -71,7 +73,9 @@ func (st *streamer) fail(err error) {
 	if encodeErr != nil {
 		return
 	}
-	st.buf = append(append(append(st.buf[:0], "data: "...), body...), "\n\ndata: [DONE]\n\n"...)
+	st.buf = append(st.buf[:0], "data: "...)
+	st.buf = append(st.buf, body...)
+	st.buf = append(st.buf, "\n\ndata: [DONE]\n\n"...)
 	st.send()
 }
 
@@ -117,10 +121,16 @@ func (st *streamer) chunks(items []item) {
 	}
 }
 
+// begin appends the common part of a chunk to what is written already.
+func (st *streamer) begin() []byte {
+	st.buf = append(st.buf, st.head...)
+	return st.buf
+}
+
 // roleChunk opens a choice of a chat.
 func (st *streamer) roleChunk(i int) {
 	j := st.run.job
-	b := append(st.buf, st.head...)
+	b := st.begin()
 	b = append(b, `{"index":`...)
 	b = strconv.AppendInt(b, int64(i), 10)
 	b = append(b, `,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]`...)
@@ -131,14 +141,15 @@ func (st *streamer) roleChunk(i int) {
 	} else {
 		b = append(b, "null"...)
 	}
-	st.buf = append(b, "}\n\n"...)
+	b = append(b, "}\n\n"...)
+	st.buf = b
 }
 
 // tokenChunk writes what is new of a choice.
 func (st *streamer) tokenChunk(i int, c *output) {
 	j := st.run.job
 	text := c.fresh()
-	b := append(st.buf, st.head...)
+	b := st.begin()
 	b = append(b, `{"index":`...)
 	b = strconv.AppendInt(b, int64(i), 10)
 	if j.chat {
@@ -165,7 +176,8 @@ func (st *streamer) tokenChunk(i int, c *output) {
 	b = st.appendIDs(b, i, c)
 	b = append(b, "}]"...)
 	b = st.appendUsage(b, i, len(c.tokens))
-	st.buf = append(b, "}\n\n"...)
+	b = append(b, "}\n\n"...)
+	st.buf = b
 
 	c.sentText += len(text)
 	c.sentTokens = len(c.tokens)
@@ -200,24 +212,34 @@ func (st *streamer) appendUsage(b []byte, i, completion int) []byte {
 		return b
 	}
 	prompt := len(j.prompts[i/j.n])
-	b = append(b, `,"usage":{"prompt_tokens":`...)
+	return append(appendCounts(append(b, `,"usage":{`...), prompt, completion), '}')
+}
+
+func appendCounts(b []byte, prompt, completion int) []byte {
+	b = append(b, `"prompt_tokens":`...)
 	b = strconv.AppendInt(b, int64(prompt), 10)
 	b = append(b, `,"total_tokens":`...)
 	b = strconv.AppendInt(b, int64(prompt+completion), 10)
 	b = append(b, `,"completion_tokens":`...)
-	b = strconv.AppendInt(b, int64(completion), 10)
-	return append(b, '}')
+	return strconv.AppendInt(b, int64(completion), 10)
+}
+
+func appendUsageValue(b []byte, u usage) []byte {
+	b = appendCounts(append(b, '{'), u.PromptTokens, u.CompletionTokens)
+	b = append(b, `,"prompt_tokens_details":{"cached_tokens":`...)
+	b = strconv.AppendInt(b, int64(u.Details.CachedTokens), 10)
+	return append(b, "}}"...)
 }
 
 // finish ends the stream: usage where it was asked for, then the end mark.
 func (st *streamer) finish() {
 	j := st.run.job
 	if j.StreamOptions != nil && j.StreamOptions.IncludeUsage {
-		b := append(st.buf, st.head...)
+		b := st.begin()
 		b = append(b, `],"usage":`...)
-		// Ints only: it cannot fail.
-		u, _ := json.Marshal(st.run.usage())
-		st.buf = append(append(b, u...), "}\n\n"...)
+		b = appendUsageValue(b, st.run.usage())
+		b = append(b, "}\n\n"...)
+		st.buf = b
 	}
 	st.buf = append(st.buf, "data: [DONE]\n\n"...)
 }

@@ -28,7 +28,7 @@ func decodeBody(params string) string {
 func metricValue(t *testing.T, s *Server, name string) string {
 	t.Helper()
 	_, body := call(t, s, http.MethodGet, "/metrics", "")
-	for _, line := range strings.Split(body, "\n") {
+	for line := range strings.SplitSeq(body, "\n") {
 		if rest, ok := strings.CutPrefix(line, name+"{"); ok {
 			_, v, _ := strings.Cut(rest, "} ")
 			return v
