@@ -35,6 +35,10 @@ const (
 	HeaderUpstreams = "x-kvlane-upstreams"
 	// HeaderDeadline is the time left for the request, ms.
 	HeaderDeadline = "x-kvlane-deadline-ms"
+	// HeaderTrailers says that the request's body is followed by trailers, for
+	// Envoy's choice of the route: a route with retries would send such a body
+	// twice (envoyproxy/envoy issue 45470).
+	HeaderTrailers = "x-kvlane-trailers"
 	// HeaderPolicy asks for a policy of the picker (client to picker).
 	HeaderPolicy = "x-kvlane-policy"
 	// HeaderRequestID names a request from end to end.
@@ -51,7 +55,7 @@ func RoutingHeaders() []string {
 		HeaderDestination, KeyServed, KeySubset, "x-gateway-destination-endpoint-fallbacks",
 		HeaderPrefill, "x-prefiller-url", "x-encoder-hosts-ports", "x-kv-cache-source-host-port",
 		"x-data-parallel-host-port", "x-data-parallel-rank",
-		HeaderBooking, HeaderRank, HeaderKnownTokens, HeaderUpstreams, HeaderDeadline,
+		HeaderBooking, HeaderRank, HeaderKnownTokens, HeaderUpstreams, HeaderDeadline, HeaderTrailers,
 		"x-dynamo-worker-instance-id", "x-dynamo-dp-rank", "x-dynamo-routing-mode",
 		"x-dynamo-prefill-instance-id", "x-dynamo-prefill-dp-rank", "x-dynamo-token-data",
 		"x-dynamo-backend-instance-id", "x-dynamo-prefill-worker-id", "x-dynamo-decode-worker-id",

@@ -5,8 +5,9 @@ import "github.com/prometheus/client_golang/prometheus"
 // Metrics are the figures of the ext_proc server. Labels come from closed sets
 // in this package, never from a request.
 type Metrics struct {
-	// Requests counts finished requests by outcome: "done", "aborted" (the client
-	// or the gateway left), or the reason of a refusal.
+	// Requests counts finished requests by outcome: "done" (the answer's end was
+	// seen), "answered" (an answer began, and the gateway does not send here how it
+	// ends), "aborted" (the client or the gateway left), or the cause of a refusal.
 	Requests *prometheus.CounterVec
 	// PickSeconds is the time from the end of a request's body to its answer.
 	PickSeconds prometheus.Histogram

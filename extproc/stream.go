@@ -158,6 +158,10 @@ func (s *stream) answerHeaders(now time.Time, end bool, out responses) responses
 func (s *stream) routedHeaders() *extprocv3.ProcessingResponse {
 	c := routed(s.head, &s.decision)
 	c.ClearRouteCache = s.srv.cfg.ClearRouteCache
+	if s.trailers {
+		c.HeaderMutation.SetHeaders = append(c.HeaderMutation.SetHeaders, set(HeaderTrailers, "1"))
+		c.ClearRouteCache = true
+	}
 	a := requestHeadersAnswer(c)
 	a.DynamicMetadata = metadata(s.decision.Plan)
 	return a
@@ -380,8 +384,13 @@ func (s *stream) end(now time.Time) {
 		return
 	}
 	outcome := "aborted"
-	if s.complete {
+	switch {
+	case s.complete:
 		outcome = "done"
+	case s.answered && s.responseMode == extprocfilterv3.ProcessingMode_NONE:
+		// Without bodies and trailers nothing says whether the answer was whole. Envoy
+		// 1.40 resets the stream if it was and half-closes it if not, but promises neither.
+		outcome = "answered"
 	}
 	if s.phase != refused && !s.observing {
 		s.srv.finished(s, outcome)
