@@ -46,7 +46,8 @@ type Agent struct {
 
 	publisher *publisher
 	feeds     []*feed
-	fed       atomic.Bool // the event sockets are connected, or were waited for
+	prepared  func(*Agent) // called before the feeds run; nil for none
+	fed       atomic.Bool  // the event sockets are connected, or were waited for
 	draining  atomic.Bool
 	blockSize atomic.Int64 // from KV events, for engines whose metrics do not say
 }
@@ -186,6 +187,9 @@ func (a *Agent) listen(ctx context.Context) (public, admin net.Listener, err err
 	a.prober.changed = a.publisher.announce
 	a.prober.renewed = a.renewed
 	a.makeFeeds()
+	if a.prepared != nil {
+		a.prepared(a)
+	}
 	close(a.listening)
 	return public, admin, nil
 }

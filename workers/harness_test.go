@@ -2,6 +2,7 @@ package workers
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -128,6 +129,49 @@ func (e *fakeEngine) last() seenRequest {
 	return all[len(all)-1]
 }
 
+// faultyLog is a log that can be taken away or exchanged for an empty one.
+type faultyLog struct {
+	mu    sync.Mutex
+	inner kvindex.Log
+	fault error
+	calls chan struct{} // one signal is kept per refused Append
+}
+
+var errAway = errors.New("the log is away")
+
+func newFaultyLog(inner kvindex.Log) *faultyLog {
+	return &faultyLog{inner: inner, calls: make(chan struct{}, 1)}
+}
+
+func (l *faultyLog) set(inner kvindex.Log, fault error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.inner, l.fault = inner, fault
+}
+
+func (l *faultyLog) now() (kvindex.Log, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.inner, l.fault
+}
+
+func (l *faultyLog) Append(ctx context.Context, records []kvindex.Record) error {
+	inner, fault := l.now()
+	if fault != nil {
+		select {
+		case l.calls <- struct{}{}:
+		default:
+		}
+		return fault
+	}
+	return inner.Append(ctx, records)
+}
+
+func (l *faultyLog) Tail(ctx context.Context, apply func([]kvindex.Record) error) error {
+	inner, _ := l.now()
+	return inner.Tail(ctx, apply)
+}
+
 // watch follows a log: into an index, and record by record.
 type watch struct {
 	t     *testing.T
@@ -243,6 +287,12 @@ func (w quietWriter) Write(b []byte) (int, error) {
 // startAgent runs an agent of the engine, with a short configuration.
 func startAgent(t *testing.T, engine string, l kvindex.Log, change func(*Config)) *running {
 	t.Helper()
+	return startAgentWith(t, engine, l, change, nil)
+}
+
+// startAgentWith also changes the agent once it listens, before it follows events.
+func startAgentWith(t *testing.T, engine string, l kvindex.Log, change func(*Config), prepare func(*Agent)) *running {
+	t.Helper()
 	cfg := Default()
 	cfg.Listen, cfg.Engine, cfg.KVEvents, cfg.KVReplay = "127.0.0.1:0", engine, nil, nil
 	cfg.ProbeEvery = 20 * time.Millisecond
@@ -258,6 +308,7 @@ func startAgent(t *testing.T, engine string, l kvindex.Log, change func(*Config)
 	if err != nil {
 		t.Fatal(err)
 	}
+	a.prepared = prepare
 	r := &running{Agent: a, t: t, reg: reg}
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)

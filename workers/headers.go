@@ -58,7 +58,9 @@ func takeRouting(h http.Header) routing {
 	for _, name := range []string{HeaderPrefill, headerPrefillURL} {
 		for _, line := range h.Values(name) {
 			for v := range strings.SplitSeq(line, ",") {
-				rt.prefill = append(rt.prefill, strings.TrimSpace(v))
+				if v = strings.TrimSpace(v); v != "" { // an empty header is how some proxies remove one
+					rt.prefill = append(rt.prefill, v)
+				}
 			}
 		}
 	}

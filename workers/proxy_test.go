@@ -48,7 +48,7 @@ func lines[T any](t *testing.T, name string) []T {
 func TestUsageCutAnywhere(t *testing.T) {
 	e, a, w := attach(t, nil)
 	type want struct {
-		File                                          string
+		File                                            string
 		Prompt_tokens, Completion_tokens, Cached_tokens *int32 //nolint:revive // the file's names
 	}
 	for _, c := range lines[want](t, "C10-want.jsonl") {
@@ -356,11 +356,11 @@ func TestStreamArrivesAtOnce(t *testing.T) {
 		}
 		next <- struct{}{}
 	}
-	if !has(w.records, func(r *kvindex.Record) bool {
-		return r.Kind == kvindex.KindLoad && len(r.Load.Accepted) == 1 && r.Load.Accepted[0] == "b1"
-	}) {
-		t.Error("the booking was not reported as accepted")
-	}
+	w.await("the booking's report", func(rs []kvindex.Record) bool {
+		return has(rs, func(r *kvindex.Record) bool {
+			return r.Kind == kvindex.KindLoad && len(r.Load.Accepted) == 1 && r.Load.Accepted[0] == "b1"
+		})
+	})
 	a.idle()
 }
 

@@ -181,6 +181,9 @@ func (p *publisher) absorb(u update) {
 		} else {
 			p.mirror(r.Owner).apply(r)
 		}
+		if r.Kind == kvindex.KindCleared {
+			p.anchor()
+		}
 		p.queue(*r)
 	}
 	if p.pendingHashes > maxPendingHashes {
@@ -191,6 +194,7 @@ func (p *publisher) absorb(u update) {
 
 // newEpoch empties the rank's owners and opens their new life with a Cleared.
 func (p *publisher) newEpoch(rank uint16, epoch uint64) {
+	p.anchor() // under the old epoch: a Cleared alone would suit a log that lost its memory
 	p.epochs[rank] = epoch
 	p.mirror(kvindex.Owner{Worker: p.worker, Rank: rank, Tier: kvindex.Device})
 	for _, o := range p.owners {
@@ -199,7 +203,7 @@ func (p *publisher) newEpoch(rank uint16, epoch uint64) {
 			p.queue(kvindex.Record{Owner: o, Kind: kvindex.KindCleared})
 		}
 	}
-	p.helloAt = time.Time{}
+	p.helloAt, p.loadAt = time.Time{}, time.Time{}
 }
 
 func (p *publisher) mirror(o kvindex.Owner) *mirror {
@@ -330,7 +334,10 @@ func (p *publisher) next(now time.Time) *flight {
 		h := p.hello()
 		f.records = append(f.records, p.stamp(kvindex.Record{Owner: p.device(), Kind: kvindex.KindHello, Hello: &h}))
 		p.helloAt = now.Add(heartbeatEvery)
-		p.anchor()
+		if !p.anchored && len(p.pending) == 0 {
+			p.anchor()
+		}
+		p.anchored = false
 	}
 	if !now.Before(p.loadAt) {
 		l := p.load.take()
@@ -345,22 +352,25 @@ func (p *publisher) next(now time.Time) *flight {
 			break
 		}
 		hashes += w
+		p.anchored = p.anchored || !isAnchor(&p.pending[0])
 		f.records = append(f.records, p.pending[0])
 		p.pending = p.pending[1:]
-		p.anchored = true
 	}
 	p.pendingHashes -= hashes
 	return f
 }
 
-// anchor writes an empty Removed with the heartbeat of a quiet worker. A log that
-// lost its memory answers it with a gap, so it is found out within a second also
-// when nothing changes.
+// anchor queues an empty Removed. A log that lost its memory answers it with a
+// gap. It goes with the heartbeat of a quiet worker, so that such a log is found
+// out within a second, and before a Cleared, which such a log would take as it is.
 func (p *publisher) anchor() {
-	if !p.anchored && len(p.pending) == 0 && p.seqs[p.device()] != 0 {
+	if p.seqs[p.device()] != 0 {
 		p.queue(kvindex.Record{Owner: p.device(), Kind: kvindex.KindRemoved, Removed: &kvindex.Removed{}})
 	}
-	p.anchored = false
+}
+
+func isAnchor(r *kvindex.Record) bool {
+	return r.Kind == kvindex.KindRemoved && len(r.Removed.Hashes) == 0
 }
 
 // landed handles the end of an Append.

@@ -1,0 +1,366 @@
+package workers
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cockroachdb/datadriven"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/kvlane/kvlane/kvindex"
+	"github.com/kvlane/kvlane/kvindex/memlog"
+)
+
+// writer is a publisher under test, without an engine.
+type writer struct {
+	*publisher
+	ready bool
+	ended chan error
+	stop  context.CancelFunc
+}
+
+func startWriter(ctx context.Context, l kvindex.Log, term uint64) *writer {
+	w := &writer{ready: true, ended: make(chan error, 1)}
+	w.publisher = newPublisher(l, "w", term, func() kvindex.Hello { return kvindex.Hello{Ready: w.ready, LeaseMs: 5000} },
+		newLoad(), NewMetrics(prometheus.NewRegistry()))
+	ctx, w.stop = context.WithCancel(ctx)
+	go func() { w.ended <- w.Run(ctx) }()
+	return w
+}
+
+func device() kvindex.Owner { return kvindex.Owner{Worker: "w"} }
+
+func stored(parent kvindex.BlockHash, hashes ...kvindex.BlockHash) kvindex.Record {
+	return kvindex.Record{Owner: device(), Kind: kvindex.KindStored, Stored: &kvindex.Stored{Parent: parent, Hashes: hashes}}
+}
+
+// TestCadence: heartbeats, the pace of load reports, and a change of readiness.
+func TestCadence(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := memlog.New(memlog.Options{})
+		type sent struct {
+			at    time.Duration
+			kind  kvindex.Kind
+			ready bool
+		}
+		var log []sent
+		began := time.Now()
+		ctx, cancel := context.WithCancel(t.Context())
+		go l.Tail(ctx, func(rs []kvindex.Record) error {
+			for i := range rs {
+				log = append(log, sent{time.Since(began), rs[i].Kind, rs[i].Kind == kvindex.KindHello && rs[i].Hello.Ready})
+			}
+			return nil
+		})
+		w := startWriter(ctx, l, 1)
+		w.put(ctx, update{epoch: 7})
+		time.Sleep(3100 * time.Millisecond) // virtual time
+		synctest.Wait()
+		count := func(k kvindex.Kind) (n int) {
+			for _, s := range log {
+				if s.kind == k {
+					n++
+				}
+			}
+			return n
+		}
+		if h := count(kvindex.KindHello); h != 4 {
+			t.Errorf("%d hellos in 3.1 s, want 4", h)
+		}
+		if n := count(kvindex.KindLoad); n < 7 || n > 8 {
+			t.Errorf("%d loads in 3.1 quiet seconds, want one per 500 ms", n)
+		}
+		if n := count(kvindex.KindRemoved); n != 2 {
+			t.Errorf("%d anchors, want one with each heartbeat that nothing numbered came before", n)
+		}
+		log = nil
+		for range 1000 { // a change each millisecond
+			w.load.begin(time.Now(), "", 1, true).end(time.Now(), kvindex.Sample{})
+			time.Sleep(time.Millisecond)
+		}
+		if n := count(kvindex.KindLoad); n < 45 || n > 51 {
+			t.Errorf("%d loads in a busy second, want about 50", n)
+		}
+		log = nil
+		w.ready = false
+		w.announce()
+		synctest.Wait()
+		if !slices.ContainsFunc(log, func(s sent) bool {
+			return s.kind == kvindex.KindHello && !s.ready && s.at == time.Since(began)
+		}) {
+			t.Errorf("no hello at once: %v", log)
+		}
+		w.stop()
+		if err := <-w.ended; err != nil {
+			t.Error(err)
+		}
+		synctest.Wait()
+		if last := log[len(log)-1]; last.kind != kvindex.KindBye {
+			t.Errorf("last record %v, want bye", last)
+		}
+		cancel()
+	})
+}
+
+// TestFenced: a writer whose name was taken over ends.
+func TestFenced(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := memlog.New(memlog.Options{})
+		old := startWriter(t.Context(), l, 1)
+		old.put(t.Context(), update{epoch: 7})
+		synctest.Wait()
+		next := startWriter(t.Context(), l, 2)
+		next.put(t.Context(), update{epoch: 8})
+		err := <-old.ended
+		if err == nil || !strings.Contains(err.Error(), `write as worker "w"`) {
+			t.Errorf("the old writer ended with %v", err)
+		}
+		next.stop()
+		if err := <-next.ended; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestLogFaults: whatever happens to the log in between, its readers end with
+// what the worker holds. Random histories against a set; the seed is printed.
+func TestLogFaults(t *testing.T) {
+	for range 20 {
+		seed := rand.Uint64()
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { testLogFaults(t, rand.New(rand.NewPCG(seed, 0))) })
+		})
+	}
+}
+
+func testLogFaults(t *testing.T, rng *rand.Rand) {
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	inner := memlog.New(memlog.Options{})
+	l := newFaultyLog(inner)
+	w := startWriter(ctx, l, 1)
+	epoch := uint64(7)
+	w.put(ctx, update{epoch: epoch})
+	want := map[kvindex.BlockHash]bool{}
+	var learned []*kvindex.Learned
+	for i := range 400 {
+		switch n := rng.IntN(100); {
+		case n < 50:
+			h := kvindex.BlockHash(rng.IntN(60) + 1)
+			if !want[h] {
+				want[h] = true
+				w.put(ctx, update{records: []kvindex.Record{stored(h-1, h)}})
+			}
+		case n < 75:
+			h := kvindex.BlockHash(rng.IntN(60) + 1)
+			if want[h] {
+				delete(want, h)
+				w.put(ctx, update{records: []kvindex.Record{{Owner: device(), Kind: kvindex.KindRemoved, Removed: &kvindex.Removed{Hashes: []kvindex.BlockHash{h}}}}})
+			}
+		case n < 80:
+			d := &kvindex.Learned{Seed: 1, Chunks: []kvindex.ChunkHash{kvindex.ChunkHash(i + 1)}, Bytes: 64, Tokens: 16, BlockSize: 16, Blocks: []kvindex.BlockHash{9}}
+			learned = append(learned, d)
+			w.put(ctx, update{records: []kvindex.Record{w.learnedRecord(d)}})
+		case n < 82:
+			epoch++
+			clear(want)
+			w.put(ctx, update{epoch: epoch})
+		case n < 86:
+			l.set(inner, errAway)
+		case n < 92:
+			l.set(inner, nil)
+		case n < 94: // the log restarts empty
+			inner = memlog.New(memlog.Options{})
+			l.set(inner, nil)
+		default:
+			time.Sleep(time.Duration(rng.IntN(700)) * time.Millisecond)
+		}
+	}
+	l.set(inner, nil)
+	time.Sleep(3 * time.Second) // a heartbeat's anchor finds a log that lost its memory, a retry one that was away
+	synctest.Wait()
+
+	index, texts := kvindex.NewIndex(), kvindex.NewPrefixMap(1<<20)
+	rctx, rcancel := context.WithCancel(ctx)
+	go inner.Tail(rctx, func(rs []kvindex.Record) error {
+		for i := range rs {
+			if err := index.Apply(&rs[i]); err != nil {
+				t.Errorf("reader refused %s: %v", rs[i].Kind, err)
+			}
+			if rs[i].Kind == kvindex.KindLearned {
+				texts.Learn(rs[i].Learned)
+			}
+		}
+		return nil
+	})
+	synctest.Wait()
+	got := index.Blocks(device())
+	var all []kvindex.BlockHash
+	for h := range want {
+		all = append(all, h)
+	}
+	slices.Sort(all)
+	if !slices.Equal(got, all) {
+		t.Errorf("readers have %v, want %v", got, all)
+	}
+	for _, d := range learned {
+		if texts.Lookup(d.Chunks, nil).Chunks != 1 {
+			t.Errorf("lesson %v is lost", d.Chunks)
+		}
+	}
+	rcancel()
+	w.stop()
+	if err := <-w.ended; err != nil {
+		t.Error(err)
+	}
+	if w.load.lost() != 0 {
+		t.Error("reports were dropped")
+	}
+}
+
+// TestMirrorSnapshot: any content comes back from its snapshot, parents first.
+func TestMirrorSnapshot(t *testing.T) {
+	for range 200 {
+		seed := rand.Uint64()
+		rng := rand.New(rand.NewPCG(seed, 1))
+		m := newMirror()
+		for i := 1; i < 2+rng.IntN(80); i++ {
+			r := stored(kvindex.BlockHash(rng.IntN(i)), kvindex.BlockHash(i))
+			r.Stored.Group = uint16(rng.IntN(2))
+			m.apply(&r)
+			if rng.IntN(4) == 0 {
+				gone := kvindex.Record{Kind: kvindex.KindRemoved, Removed: &kvindex.Removed{Group: uint16(rng.IntN(2)), Hashes: []kvindex.BlockHash{kvindex.BlockHash(rng.IntN(i))}}}
+				m.apply(&gone)
+			}
+		}
+		again := newMirror()
+		for _, s := range m.snapshot() {
+			if _, held := m.blocks[mirrorKey{s.Group, s.Parent}]; held {
+				if _, sent := again.blocks[mirrorKey{s.Group, s.Parent}]; !sent {
+					t.Fatalf("seed %d: block %d comes before its parent %d", seed, s.Hashes[0], s.Parent)
+				}
+			}
+			again.apply(&kvindex.Record{Kind: kvindex.KindStored, Stored: &s})
+		}
+		if fmt.Sprint(again.blocks) != fmt.Sprint(m.blocks) {
+			t.Fatalf("seed %d: got %v, want %v", seed, again.blocks, m.blocks)
+		}
+	}
+}
+
+func TestLessonsAreBounded(t *testing.T) {
+	s := newLessons(10 * learnedSize(&kvindex.Learned{Chunks: make([]kvindex.ChunkHash, 3)}))
+	turn := func(conversation, n int) *kvindex.Learned {
+		d := &kvindex.Learned{}
+		for i := range n {
+			d.Chunks = append(d.Chunks, kvindex.ChunkHash(conversation*1000+i))
+		}
+		return d
+	}
+	for c := range 100 {
+		for n := range 4 {
+			s.add(turn(c, n))
+		}
+	}
+	all := s.all()
+	if len(all) != 10 {
+		t.Errorf("%d lessons kept, want 10", len(all))
+	}
+	for i, d := range all {
+		if len(d.Chunks) != 3 || d.Chunks[0] != kvindex.ChunkHash((90+i)*1000) {
+			t.Errorf("lesson %d: %v, want the last turn of a late conversation", i, d.Chunks)
+		}
+	}
+	if len(s.order) > 2*len(s.last)+16 {
+		t.Errorf("%d entries for %d lessons", len(s.order), len(s.last))
+	}
+}
+
+// TestSequence plays scripts of batches: what is applied, in which order, and
+// what is given up. Payloads are words.
+func TestSequence(t *testing.T) {
+	datadriven.Walk(t, "testdata/sequence", func(t *testing.T, path string) {
+		var s sequence
+		var pending *batch
+		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
+			var out strings.Builder
+			switch d.Cmd {
+			case "live":
+				for _, b := range parseBatches(t, d) {
+					v := s.see(b)
+					fmt.Fprintf(&out, "%d: %s\n", b.seq, [...]string{"apply", "repeat", "late", "gap", "new life"}[v])
+					switch {
+					case v == verdictApply:
+						s.applied(b)
+					case v == verdictNewLife:
+						s.restart()
+						if b.seq == 0 {
+							s.applied(b)
+							continue
+						}
+						pending = &b
+					case v == verdictGap:
+						pending = &b
+					}
+					if pending != nil {
+						fmt.Fprintf(&out, "ask from %d\n", s.askFrom())
+					}
+				}
+			case "replay":
+				live := pending
+				if d.HasArg("connect") {
+					fmt.Fprintf(&out, "ask from %d\n", s.askFrom())
+					live = nil
+				}
+				r := s.recover(parseBatches(t, d), live)
+				if r.newLife {
+					s.restart()
+					return out.String() + "new life, ask from 0\n"
+				}
+				if r.doubt {
+					out.WriteString("doubt\n")
+					switch {
+					case len(r.apply) > 0:
+						s.skipTo(r.apply[0].seq)
+					case live != nil:
+						s.skipTo(live.seq)
+					}
+				}
+				for _, b := range r.apply {
+					fmt.Fprintf(&out, "%d: apply %s\n", b.seq, b.payload)
+					s.applied(b)
+				}
+				if live != nil {
+					fmt.Fprintf(&out, "%d: apply %s\n", live.seq, live.payload)
+					s.applied(*live)
+					pending = nil
+				}
+				fmt.Fprintf(&out, "next %d\n", s.next)
+			default:
+				d.Fatalf(t, "unknown command %s", d.Cmd)
+			}
+			return out.String()
+		})
+	})
+}
+
+// parseBatches reads "3=word" from the input's lines.
+func parseBatches(t *testing.T, d *datadriven.TestData) []batch {
+	var out []batch
+	for _, f := range strings.Fields(d.Input) {
+		var b batch
+		var word string
+		if _, err := fmt.Sscanf(strings.Replace(f, "=", " ", 1), "%d %s", &b.seq, &word); err != nil {
+			d.Fatalf(t, "%q: %v", f, err)
+		}
+		b.payload = []byte(word)
+		out = append(out, b)
+	}
+	return out
+}
