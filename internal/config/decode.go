@@ -85,7 +85,7 @@ func decode(data []byte, keys []key) []error {
 
 type decoder struct{ faults []error }
 
-func (d *decoder) fault(n *yaml.Node, path, format string, args ...any) {
+func (d *decoder) faultf(n *yaml.Node, path, format string, args ...any) {
 	d.faults = append(d.faults, fmt.Errorf("line %d: %s: %s", n.Line, path, fmt.Sprintf(format, args...)))
 }
 
@@ -95,7 +95,7 @@ func (d *decoder) section(path string, n *yaml.Node, keys []key) {
 		return // a section whose keys are all commented out
 	}
 	if n.Kind != yaml.MappingNode {
-		d.fault(n, cmp.Or(strings.TrimSuffix(path, "."), "file"), "want a section, got %s", show(n))
+		d.faultf(n, cmp.Or(strings.TrimSuffix(path, "."), "file"), "want a section, got %s", show(n))
 		return
 	}
 	seen := map[string]bool{}
@@ -106,14 +106,14 @@ func (d *decoder) section(path string, n *yaml.Node, keys []key) {
 		}
 		switch k, ok := find(keys, name.Value); {
 		case !ok:
-			d.fault(name, path+name.Value, "unknown key%s", hint(name.Value, keys))
+			d.faultf(name, path+name.Value, "unknown key%s", hint(name.Value, keys))
 		case seen[name.Value]:
-			d.fault(name, path+name.Value, "given twice")
+			d.faultf(name, path+name.Value, "given twice")
 		case k.set == nil:
 			d.section(path+name.Value+".", val, k.keys)
 		default:
 			if err := k.set(val); err != nil {
-				d.fault(val, path+name.Value, "%v", err)
+				d.faultf(val, path+name.Value, "%v", err)
 			}
 		}
 		seen[name.Value] = true

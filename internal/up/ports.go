@@ -1,6 +1,7 @@
 package up
 
 import (
+	"context"
 	"fmt"
 	"net"
 	"strconv"
@@ -63,7 +64,8 @@ func (p Ports) uses() []use {
 }
 
 // CheckFree finds out before anything starts which ports are taken.
-func (p Ports) CheckFree() error {
+func (p Ports) CheckFree(ctx context.Context) error {
+	var config net.ListenConfig
 	taken := []string{}
 	wanted := map[int]string{}
 	for _, u := range p.uses() {
@@ -74,7 +76,7 @@ func (p Ports) CheckFree() error {
 		if u.port < 1 || u.port > 65535 {
 			return fmt.Errorf("port %d (%s) is not within 1 to 65535", u.port, u.what)
 		}
-		listener, err := net.Listen("tcp", addr(u.port))
+		listener, err := config.Listen(ctx, "tcp", addr(u.port))
 		if err != nil {
 			taken = append(taken, fmt.Sprintf("%d (%s)", u.port, u.what))
 			continue

@@ -15,7 +15,7 @@ import (
 // stack until ctx ends, which is not an error. It returns when everything is
 // stopped.
 func Run(ctx context.Context, o Options) error {
-	if err := errors.Join(o.Validate(), o.Ports.CheckFree()); err != nil {
+	if err := errors.Join(o.Validate(), o.Ports.CheckFree(ctx)); err != nil {
 		return err
 	}
 	if err := o.write(); err != nil {
@@ -148,10 +148,14 @@ func (o Options) poolComplete(ctx context.Context) error {
 func (o Options) guarded(ctx context.Context, s *stack, f func(context.Context) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	done := make(chan error, 1)
-	go func() { done <- f(ctx) }()
+	var err error
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		err = f(ctx)
+	}()
 	select {
-	case err := <-done:
+	case <-done:
 		return err
 	case m := <-s.dead:
 		cancel()

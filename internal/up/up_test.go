@@ -47,7 +47,7 @@ func TestOptions(t *testing.T) {
 }
 
 func TestPorts(t *testing.T) {
-	if err := PortsFrom(65530, 4).CheckFree(); err == nil || !strings.Contains(err.Error(), "65536") {
+	if err := PortsFrom(65530, 4).CheckFree(t.Context()); err == nil || !strings.Contains(err.Error(), "65536") {
 		t.Errorf("got %v", err)
 	}
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
@@ -57,11 +57,11 @@ func TestPorts(t *testing.T) {
 	defer func() { _ = taken.Close() }()
 	p := PortsFrom(taken.Addr().(*net.TCPAddr).Port, 0)
 	p.ExtProc = p.Envoy
-	if err := p.CheckFree(); err == nil || !strings.Contains(err.Error(), "in use") && !strings.Contains(err.Error(), "wanted for both") {
+	if err := p.CheckFree(t.Context()); err == nil || !strings.Contains(err.Error(), "in use") && !strings.Contains(err.Error(), "wanted for both") {
 		t.Errorf("got %v", err)
 	}
 	p = Ports{Envoy: p.Envoy}
-	err = p.CheckFree()
+	err = p.CheckFree(t.Context())
 	if want := "(Envoy) is in use"; err == nil || !strings.Contains(err.Error(), "Envoy's admin") && !strings.Contains(err.Error(), want) {
 		t.Errorf("got %v, want it to say %q", err, want)
 	}
