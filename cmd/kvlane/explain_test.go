@@ -14,7 +14,7 @@ import (
 func TestExplain(t *testing.T) {
 	datadriven.Walk(t, "testdata/explain", func(t *testing.T, path string) {
 		var plan string
-		page := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		page := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 			if plan == "" {
 				http.Error(w, "no plan of request \"x\" is kept", http.StatusNotFound)
 				return
