@@ -75,7 +75,7 @@ type apiError struct {
 		Message string  `json:"message"`
 		Type    string  `json:"type"`
 		Param   *string `json:"param"`
-		Code    *string `json:"code"`
+		Code    any     `json:"code"` // OpenAI has a word, vLLM the status
 	} `json:"error"`
 }
 

@@ -46,7 +46,7 @@ func (s *stack) testExplain(t *testing.T) {
 	s.awaitCached(t, q, 256)
 
 	byID := mustRun(t, "", "explain", "--admin", page, a.request)
-	contains(t, byID, a.request, s.model, "served   by "+plan.Served+", done", "reason   "+string(plan.Reason), "total ms")
+	contains(t, byID, a.request, s.model, "served   by "+plan.Served+", answered", "reason   "+string(plan.Reason), "total ms")
 	for _, w := range s.workers {
 		contains(t, byID, string(w.id))
 	}
@@ -57,7 +57,7 @@ func (s *stack) testExplain(t *testing.T) {
 	if err := json.Unmarshal([]byte(mustRun(t, body, "explain", "--admin", page, "--json")), &v); err != nil || v.Reason != "cached" || v.Model != s.model {
 		t.Errorf("as JSON: %v, %+v", err, v)
 	}
-	contains(t, mustRun(t, `{"model": "gpt-0", "messages": []}`, "explain", "--admin", page), "refused  no-model")
+	contains(t, mustRun(t, `{"model": "gpt-0", "messages": [{"role": "user", "content": "x"}]}`, "explain", "--admin", page), "refused  no-model")
 	for want, args := range map[string][]string{
 		"kvlane: ask the picker: status 404": {"--admin", page, "no-such-request"},
 		"kvlane: standard input is empty":    {"--admin", page},

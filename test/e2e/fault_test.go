@@ -91,7 +91,7 @@ func (s *stack) agents(t *testing.T, name string, labels ...string) float64 {
 // nothing behind.
 func (s *stack) testAborts(t *testing.T) {
 	const clients = 50
-	before := metric(t, s.page, "kvlane_requests_total", `outcome="aborted"`)
+	before := s.agents(t, "kvlane_agent_requests_aborted_total")
 	ctx, abort := context.WithCancel(t.Context())
 	defer abort()
 	var g errgroup.Group
@@ -139,7 +139,7 @@ func (s *stack) testAborts(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.awaitIdle(t)
-	if got := metric(t, s.page, "kvlane_requests_total", `outcome="aborted"`) - before; got != clients {
+	if got := s.agents(t, "kvlane_agent_requests_aborted_total") - before; got != clients {
 		t.Errorf("%g requests were counted as aborted", got)
 	}
 	s.gateway.ask(t, rules(s.model, "ferry 0", 10, 4))

@@ -121,7 +121,8 @@ func (s *stack) sameAnswer(t *testing.T, got, want answer) {
 		t.Error("an answer without x-request-id")
 	}
 	plan := s.plan(t, got)
-	if plan.Outcome != "done" || plan.Served != plan.Decode.Address {
+	// Without response bodies the picker cannot tell a whole answer from a broken one.
+	if plan.Outcome != "answered" || plan.Served != plan.Decode.Address {
 		t.Errorf("outcome %q, planned for %s, served by %q", plan.Outcome, plan.Decode.Address, plan.Served)
 	}
 	if got.chunks[0].Model != s.model {

@@ -9,14 +9,14 @@ import (
 )
 
 // TestPrefillDecode has one stack with two workers for each leg. Their caches
-// are small, 16,384 tokens each, so that blocks have to go.
+// are small, 24,576 tokens each, so that blocks have to go.
 func TestPrefillDecode(t *testing.T) {
-	s := startUp(t, 4, "--pd", "--time-scale", "4", "--blocks", "1024")
+	s := startUp(t, 4, "--pd", "--time-scale", "4", "--blocks", "1536")
 	t.Run("Remote", s.testRemotePrefill)
 	t.Run("Fallback", s.testPrefillFallback)
 	t.Run("NoPrefillWorker", s.testNoPrefillWorker)
 	t.Run("Index", func(t *testing.T) {
-		s.load(t, 60, 180) // twice what the four caches hold
+		s.load(t, 60, 180) // far more than the caches hold
 		s.awaitIdle(t)
 		s.sameContent(t)
 	})
@@ -30,7 +30,7 @@ func (s *stack) busy(t *testing.T) func() {
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup
 	for i := range 2 * streams {
-		q := question{Model: s.model, Prompt: fmt.Sprintf("Count to %d:", i), MaxTokens: 800, IgnoreEOS: true}.streamed()
+		q := question{Model: s.model, Prompt: fmt.Sprintf("Count to %d:", i), MaxTokens: 600 + 40*i, IgnoreEOS: true}.streamed()
 		running.Go(func() {
 			for ctx.Err() == nil {
 				_, _ = s.workers[i%2].agent.try(ctx, q) // it ends by being aborted
@@ -65,11 +65,10 @@ func (s *stack) prefills(t *testing.T, result string) float64 {
 // A long prompt is prefilled elsewhere, with the same answer; the short turn
 // after it stays where the conversation lies.
 func (s *stack) testRemotePrefill(t *testing.T) {
-	free := s.busy(t)
-	defer free()
 	for _, stream := range []bool{false, true} {
 		q := rules(s.model, fmt.Sprintf("fortress %t", stream), 300, 24)
 		want := s.single(t, q)
+		free := s.busy(t)
 		sent := q
 		if stream {
 			sent = q.streamed()
@@ -95,6 +94,7 @@ func (s *stack) testRemotePrefill(t *testing.T) {
 		if got := b.usage.Details.Cached; after.Cached > got || got-after.Cached > blockSize {
 			t.Errorf("the next turn: %d cached tokens predicted, %d reported", after.Cached, got)
 		}
+		free()
 	}
 }
 
@@ -112,10 +112,10 @@ func (s *stack) single(t *testing.T, q question) answer {
 
 // A prefill leg that fails is done again by the decode worker, and counted.
 func (s *stack) testPrefillFallback(t *testing.T) {
-	free := s.busy(t)
-	defer free()
 	q := rules(s.model, "lighthouse", 300, 24)
 	want := s.single(t, q)
+	free := s.busy(t)
+	defer free()
 	for _, w := range s.workers[2:] {
 		w.fault(t, `{"kind":"garbage","count":1}`)
 	}
