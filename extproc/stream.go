@@ -63,6 +63,9 @@ func (s *stream) step(now time.Time, in *extprocv3.ProcessingRequest, out respon
 	if s.phase == refused || s.observing {
 		return out
 	}
+	if c := in.GetProtocolConfig(); c != nil && s.phase == awaiting { // it comes with the first message
+		s.requestMode, s.responseMode = c.GetRequestBodyMode(), c.GetResponseBodyMode()
+	}
 	switch v := in.GetRequest().(type) {
 	case *extprocv3.ProcessingRequest_RequestHeaders:
 		return s.requestHeaders(now, in, v.RequestHeaders, out)
@@ -75,8 +78,7 @@ func (s *stream) step(now time.Time, in *extprocv3.ProcessingRequest, out respon
 	case *extprocv3.ProcessingRequest_ResponseBody:
 		return s.responseBody(v.ResponseBody, out)
 	case *extprocv3.ProcessingRequest_ResponseTrailers:
-		s.complete = true
-		return append(out, responseTrailersAnswer())
+		return s.responseTrailers(out)
 	}
 	return s.unexpected(out) // a message without a request, from a newer protocol
 }
@@ -86,9 +88,6 @@ func (s *stream) requestHeaders(now time.Time, in *extprocv3.ProcessingRequest, 
 		return s.unexpected(out)
 	}
 	s.started = now
-	if c := in.GetProtocolConfig(); c != nil {
-		s.requestMode, s.responseMode = c.GetRequestBodyMode(), c.GetResponseBodyMode()
-	}
 	if in.GetObservabilityMode() {
 		s.observing = true
 		return out
@@ -268,7 +267,11 @@ func (s *stream) responseHeaders(now time.Time, in *extprocv3.ProcessingRequest,
 
 func (s *stream) responseBody(b *extprocv3.HttpBody, out responses) responses {
 	s.srv.metrics.ResponseBytes.Add(float64(len(b.GetBody())))
-	s.complete = s.complete || b.GetEndOfStream()
+	if s.complete {
+		s.srv.fault("body-after-end")
+		return out
+	}
+	s.answered, s.complete = true, b.GetEndOfStream()
 	if s.responseMode != extprocfilterv3.ProcessingMode_FULL_DUPLEX_STREAMED {
 		return append(out, responseBodyAnswer(nil))
 	}
@@ -276,6 +279,14 @@ func (s *stream) responseBody(b *extprocv3.HttpBody, out responses) responses {
 		out = append(out, responseBodyAnswer(streamed(p, end)))
 	})
 	return out
+}
+
+func (s *stream) responseTrailers(out responses) responses {
+	if s.complete {
+		return s.unexpected(out)
+	}
+	s.answered, s.complete = true, true
+	return append(out, responseTrailersAnswer())
 }
 
 // expire refuses a request whose body has not come in time.
