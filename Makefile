@@ -21,6 +21,7 @@ deps: ## Install the pinned tools into .tools (Envoy, Python client, linter)
 
 .PHONY: build
 build: ## Build bin/kvlane
+	@[ -e bin/kvlane ] || echo "building kvlane; the first build compiles its dependencies too and takes minutes"
 	@go build -o bin/ ./cmd/kvlane
 
 .PHONY: up
