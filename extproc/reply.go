@@ -96,7 +96,7 @@ func (r *Refusal) immediate(overloaded529 bool) *extprocv3.ProcessingResponse {
 	}
 	return &extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_ImmediateResponse{
 		ImmediateResponse: &extprocv3.ImmediateResponse{
-			Status:  &typev3.HttpStatus{Code: typev3.StatusCode(e.Status)}, //nolint:gosec // 400 to 599
+			Status:  &typev3.HttpStatus{Code: typev3.StatusCode(e.Status)},
 			Headers: headers,
 			Body:    openai.ErrorBody(e),
 			Details: "kvlane_" + strings.ReplaceAll(string(r.Cause), "-", "_"),

@@ -87,10 +87,10 @@ func (w *world) warm(name, path string, body []byte) {
 	for _, h := range r.Hashers(seed) {
 		tokens := make([]uint32, h.Len()/4)
 		for i := range tokens {
-			tokens[i] = uint32(h.Chunks()[min(i*4/kvindex.ChunkSize, len(h.Chunks())-1)]) + uint32(i) //nolint:gosec // any number does
+			tokens[i] = uint32(h.Chunks()[min(i*4/kvindex.ChunkSize, len(h.Chunks())-1)]) + uint32(i)
 		}
 		chain := kvindex.AppendChain(nil, ns.Root(), tokens, blockSize)
-		w.prefixes.Learn(&kvindex.Learned{Seed: seed, Chunks: h.Chunks(), Bytes: uint32(h.Len()), Tokens: uint32(len(tokens)), //nolint:gosec // small
+		w.prefixes.Learn(&kvindex.Learned{Seed: seed, Chunks: h.Chunks(), Bytes: uint32(h.Len()), Tokens: uint32(len(tokens)),
 			BlockSize: blockSize, Blocks: chain})
 		chains = append(chains, chain)
 	}

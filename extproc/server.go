@@ -67,7 +67,7 @@ func (c Config) ServerOptions() []grpc.ServerOption {
 		grpc.MaxRecvMsgSize(math.MaxInt32),
 		grpc.InitialWindowSize(1 << 20),
 		grpc.InitialConnWindowSize(16 << 20),
-		grpc.MaxConcurrentStreams(uint32(min(c.MaxStreams, 1<<31-1))), //nolint:gosec // bounded on this line
+		grpc.MaxConcurrentStreams(uint32(min(c.MaxStreams, 1<<31-1))),
 	}
 }
 

@@ -253,42 +253,6 @@ func (s *stream) trailersOnly(now time.Time, out responses) responses {
 	return out
 }
 
-func (s *stream) responseHeaders(now time.Time, in *extprocv3.ProcessingRequest, h *extprocv3.HttpHeaders, out responses) responses {
-	if s.answered {
-		return s.unexpected(out)
-	}
-	s.answered = true
-	s.complete = h.GetEndOfStream()
-	if addr := readServed(in.GetMetadataContext()); addr != "" && s.booked {
-		s.served(now, addr)
-	}
-	return append(out, responseHeadersAnswer())
-}
-
-func (s *stream) responseBody(b *extprocv3.HttpBody, out responses) responses {
-	s.srv.metrics.ResponseBytes.Add(float64(len(b.GetBody())))
-	if s.complete {
-		s.srv.fault("body-after-end")
-		return out
-	}
-	s.answered, s.complete = true, b.GetEndOfStream()
-	if s.responseMode != extprocfilterv3.ProcessingMode_FULL_DUPLEX_STREAMED {
-		return append(out, responseBodyAnswer(nil))
-	}
-	pieces(b.GetBody(), b.GetEndOfStream(), func(p []byte, end bool) {
-		out = append(out, responseBodyAnswer(streamed(p, end)))
-	})
-	return out
-}
-
-func (s *stream) responseTrailers(out responses) responses {
-	if s.complete {
-		return s.unexpected(out)
-	}
-	s.answered, s.complete = true, true
-	return append(out, responseTrailersAnswer())
-}
-
 // expire refuses a request whose body has not come in time.
 func (s *stream) expire(now time.Time, out responses) responses {
 	if s.phase != reading || s.deadline.IsZero() || now.Before(s.deadline) {
@@ -348,47 +312,6 @@ func (s *stream) unexpected(out responses) responses {
 	return out
 }
 
-// keep adds a piece to the body, within the limits.
-func (s *stream) keep(piece []byte) *Refusal {
-	need := len(s.body) + len(piece)
-	if need > s.srv.cfg.MaxBodyBytes {
-		return s.srv.tooLarge()
-	}
-	if need <= cap(s.body) {
-		s.body = append(s.body, piece...)
-		return nil
-	}
-	size := len(piece)
-	if s.body != nil {
-		size = min(max(2*cap(s.body), need), s.srv.cfg.MaxBodyBytes)
-	}
-	// Both buffers are there while the bytes are copied.
-	if !s.srv.buffers.reserve(int64(size)) {
-		return &Refusal{Cause: CauseMemory, RetryAfter: time.Second}
-	}
-	old := s.reserved
-	s.reserved += int64(size)
-	if s.body == nil {
-		s.body = piece[:len(piece):len(piece)] // most bodies are one piece: no copy
-	} else {
-		s.body = append(append(make([]byte, 0, size), s.body...), piece...)
-	}
-	s.srv.buffers.release(old)
-	s.reserved -= old
-	return nil
-}
-
-// release gives back the body's memory once its pieces are sent or it is
-// refused.
-func (s *stream) release() {
-	if s.phase == reading {
-		return
-	}
-	s.body = nil
-	s.srv.buffers.release(s.reserved)
-	s.reserved = 0
-}
-
 // end closes the booking and whatever else the stream holds, once.
 func (s *stream) end(now time.Time) {
 	if s.phase == awaiting {
@@ -428,13 +351,4 @@ func earlier(a, b time.Time) time.Time {
 		return a
 	}
 	return b
-}
-
-// served books the request on the worker that really has it.
-func (s *stream) served(now time.Time, address string) {
-	if address != s.decision.Plan.Decode.Address {
-		s.srv.fault("served-elsewhere")
-	}
-	s.srv.router.Served(now, s.id, address)
-	s.srv.plans.update(s.id, func(e *Entry) { e.Served = address })
 }

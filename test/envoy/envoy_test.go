@@ -12,8 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"crypto/tls"
-	"golang.org/x/net/http2"
 	"net"
 
 	"github.com/kvlane/kvlane/extproc"
@@ -333,7 +331,7 @@ func testEnds(t *testing.T, bodies bool) {
 	pr, pw := io.Pipe()
 	failed := make(chan error, 1)
 	go func() {
-		_, err := http.DefaultClient.Do(r.request(http.MethodPost, "/v1/completions", pr).WithContext(ctx)) //nolint:bodyclose // it fails
+		_, err := http.DefaultClient.Do(r.request(http.MethodPost, "/v1/completions", pr).WithContext(ctx))
 		failed <- err
 	}()
 	if _, err := pw.Write(completion(10)[:5]); err != nil {
@@ -401,10 +399,9 @@ func TestEvents(t *testing.T) {
 				<-next // the client has this one
 			}
 		})
-		client := &http.Client{Transport: &http2.Transport{AllowHTTP: true,
-			DialTLSContext: func(ctx context.Context, network, addr string, _ *tls.Config) (net.Conn, error) {
-				return (&net.Dialer{}).DialContext(ctx, network, addr)
-			}}}
+		var protocols http.Protocols
+		protocols.SetUnencryptedHTTP2(true)
+		client := &http.Client{Transport: &http.Transport{Protocols: &protocols}}
 		defer client.CloseIdleConnections()
 		resp, err := client.Do(r.request(http.MethodPost, "/v1/completions", bytes.NewReader(completion(10))))
 		if err != nil {

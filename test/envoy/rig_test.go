@@ -183,7 +183,7 @@ func (r *rig) startEnvoy(o envoyconf.Options) {
 		r.t.Fatal(err)
 	}
 	var log strings.Builder
-	cmd := exec.Command(binary(r.t), "-c", file, "--concurrency", "1", "--log-level", "error", "--disable-hot-restart") //nolint:gosec // a tool's path
+	cmd := exec.Command(binary(r.t), "-c", file, "--concurrency", "1", "--log-level", "error", "--disable-hot-restart")
 	cmd.Stdout, cmd.Stderr = &log, &log
 	if err := cmd.Start(); err != nil {
 		r.t.Fatal(err)
