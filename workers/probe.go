@@ -47,6 +47,7 @@ type prober struct {
 	renewed func(life) // called when the process is known to be another one
 	timeout time.Duration
 
+	gone     bool // the last look was refused
 	failures int
 	looks    int
 	emptyAt  time.Time // when the engine last reported an empty waiting queue
@@ -96,17 +97,18 @@ func (p *prober) look(ctx context.Context) {
 	if errors.Is(ctx.Err(), context.Canceled) {
 		return
 	}
+	refused := errors.Is(err, syscall.ECONNREFUSED)
 	if err != nil {
 		p.failures++
 		next.Why = err.Error()
-		if p.failures >= failuresToDown || errors.Is(err, syscall.ECONNREFUSED) {
+		if p.failures >= failuresToDown || refused {
 			next.Up = false
 		}
 	} else {
 		p.failures = 0
 		next.Up, next.Why = true, ""
 	}
-	p.publish(old, &next)
+	p.publish(old, &next, refused)
 }
 
 // ask fills in what the engine says.
@@ -151,9 +153,11 @@ func usedBlocks(m engine.Metrics) uint32 {
 	return uint32(m.KVUsage * float64(m.KVBlocks))
 }
 
-// publish stores a new state and tells who has to know.
-func (p *prober) publish(old, next *engineState) {
+// publish stores a new state and tells who has to know. Only a refused connection
+// says that the process is gone; one that is slow or unwell still has its cache.
+func (p *prober) publish(old, next *engineState, refused bool) {
 	p.state.Store(next)
+	defer func() { p.gone = refused }()
 	if next.Up {
 		p.metrics.EngineUp.Set(1)
 	} else {
@@ -161,6 +165,8 @@ func (p *prober) publish(old, next *engineState) {
 	}
 	if old.Up && !next.Up {
 		p.log.Warn("engine is down", "why", next.Why)
+	}
+	if refused && !p.gone {
 		p.renewed(life{})
 	} else if s := next.Metrics.StartedAt; !s.IsZero() && !old.Metrics.StartedAt.IsZero() && s.After(old.Metrics.StartedAt) {
 		p.renewed(life{started: s})

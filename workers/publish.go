@@ -404,7 +404,8 @@ func (p *publisher) landed(err error) error {
 	return nil
 }
 
-// finish writes what is left and Bye, within byeTimeout.
+// finish writes a last Hello (not ready by now), what the load has to say, and
+// Bye, within byeTimeout.
 func (p *publisher) finish(ctx context.Context) error {
 	fctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), byeTimeout)
 	defer cancel()
@@ -421,8 +422,9 @@ func (p *publisher) finish(ctx context.Context) error {
 	if p.epochs[0] == 0 {
 		return nil
 	}
-	l := p.load.take()
+	l, h := p.load.take(), p.hello()
 	last := []kvindex.Record{
+		p.stamp(kvindex.Record{Owner: p.device(), Kind: kvindex.KindHello, Hello: &h}),
 		p.stamp(kvindex.Record{Owner: p.device(), Kind: kvindex.KindLoad, Load: &l}),
 		p.stamp(kvindex.Record{Owner: p.device(), Kind: kvindex.KindBye}),
 	}

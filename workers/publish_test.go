@@ -6,6 +6,8 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -20,14 +22,14 @@ import (
 // writer is a publisher under test, without an engine.
 type writer struct {
 	*publisher
-	ready bool
-	ended chan error
-	stop  context.CancelFunc
+	unready atomic.Bool
+	ended   chan error
+	stop    context.CancelFunc
 }
 
 func startWriter(ctx context.Context, l kvindex.Log, term uint64) *writer {
-	w := &writer{ready: true, ended: make(chan error, 1)}
-	w.publisher = newPublisher(l, "w", term, func() kvindex.Hello { return kvindex.Hello{Ready: w.ready, LeaseMs: 5000} },
+	w := &writer{ended: make(chan error, 1)}
+	w.publisher = newPublisher(l, "w", term, func() kvindex.Hello { return kvindex.Hello{Ready: !w.unready.Load(), LeaseMs: 5000} },
 		newLoad(), NewMetrics(prometheus.NewRegistry()))
 	ctx, w.stop = context.WithCancel(ctx)
 	go func() { w.ended <- w.Run(ctx) }()
@@ -44,68 +46,92 @@ func stored(parent kvindex.BlockHash, hashes ...kvindex.BlockHash) kvindex.Recor
 func TestCadence(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := memlog.New(memlog.Options{})
-		type sent struct {
-			at    time.Duration
-			kind  kvindex.Kind
-			ready bool
-		}
-		var log []sent
-		began := time.Now()
+		c := &recording{began: time.Now()}
 		ctx, cancel := context.WithCancel(t.Context())
-		go l.Tail(ctx, func(rs []kvindex.Record) error {
-			for i := range rs {
-				log = append(log, sent{time.Since(began), rs[i].Kind, rs[i].Kind == kvindex.KindHello && rs[i].Hello.Ready})
-			}
-			return nil
-		})
+		defer cancel()
+		go l.Tail(ctx, c.apply)
 		w := startWriter(ctx, l, 1)
 		w.put(ctx, update{epoch: 7})
 		time.Sleep(3100 * time.Millisecond) // virtual time
 		synctest.Wait()
-		count := func(k kvindex.Kind) (n int) {
-			for _, s := range log {
-				if s.kind == k {
-					n++
-				}
-			}
-			return n
-		}
-		if h := count(kvindex.KindHello); h != 4 {
+		if h := c.count(kvindex.KindHello); h != 4 {
 			t.Errorf("%d hellos in 3.1 s, want 4", h)
 		}
-		if n := count(kvindex.KindLoad); n < 7 || n > 8 {
+		if n := c.count(kvindex.KindLoad); n < 7 || n > 8 {
 			t.Errorf("%d loads in 3.1 quiet seconds, want one per 500 ms", n)
 		}
-		if n := count(kvindex.KindRemoved); n != 2 {
+		if n := c.count(kvindex.KindRemoved); n != 2 {
 			t.Errorf("%d anchors, want one with each heartbeat that nothing numbered came before", n)
 		}
-		log = nil
+		c.reset()
 		for range 1000 { // a change each millisecond
 			w.load.begin(time.Now(), "", 1, true).end(time.Now(), kvindex.Sample{})
 			time.Sleep(time.Millisecond)
 		}
-		if n := count(kvindex.KindLoad); n < 45 || n > 51 {
+		if n := c.count(kvindex.KindLoad); n < 45 || n > 51 {
 			t.Errorf("%d loads in a busy second, want about 50", n)
 		}
-		log = nil
-		w.ready = false
+		c.reset()
+		w.unready.Store(true)
 		w.announce()
 		synctest.Wait()
-		if !slices.ContainsFunc(log, func(s sent) bool {
-			return s.kind == kvindex.KindHello && !s.ready && s.at == time.Since(began)
-		}) {
-			t.Errorf("no hello at once: %v", log)
+		if !c.has(sent{time.Since(c.began), kvindex.KindHello, false}) {
+			t.Errorf("no hello at once: %v", c.sent)
 		}
 		w.stop()
 		if err := <-w.ended; err != nil {
 			t.Error(err)
 		}
 		synctest.Wait()
-		if last := log[len(log)-1]; last.kind != kvindex.KindBye {
+		if last := c.sent[len(c.sent)-1]; last.kind != kvindex.KindBye {
 			t.Errorf("last record %v, want bye", last)
 		}
-		cancel()
 	})
+}
+
+// recording notes when which record arrived.
+type recording struct {
+	mu    sync.Mutex
+	began time.Time
+	sent  []sent
+}
+
+type sent struct {
+	at    time.Duration
+	kind  kvindex.Kind
+	ready bool
+}
+
+func (c *recording) apply(rs []kvindex.Record) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for i := range rs {
+		c.sent = append(c.sent, sent{time.Since(c.began), rs[i].Kind, rs[i].Kind == kvindex.KindHello && rs[i].Hello.Ready})
+	}
+	return nil
+}
+
+func (c *recording) reset() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.sent = nil
+}
+
+func (c *recording) count(k kvindex.Kind) (n int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, s := range c.sent {
+		if s.kind == k {
+			n++
+		}
+	}
+	return n
+}
+
+func (c *recording) has(want sent) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Contains(c.sent, want)
 }
 
 // TestFenced: a writer whose name was taken over ends.
