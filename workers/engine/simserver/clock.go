@@ -23,6 +23,13 @@ func (c *clock) setRate(rate float64) {
 	c.virtual, c.base, c.rate = c.now(), time.Now(), rate
 }
 
+// setBack makes it at now, and returns the real time that this costs.
+func (c *clock) setBack(at time.Duration) time.Duration {
+	lost := time.Duration(float64(c.now()-at) / c.rate)
+	c.virtual, c.base = at, time.Now()
+	return lost
+}
+
 // until is the real time until the core's time is at. false: never, the clock
 // stands still.
 func (c *clock) until(at time.Duration) (time.Duration, bool) {

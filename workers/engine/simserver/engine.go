@@ -21,6 +21,10 @@ var (
 	}
 )
 
+// maxCatchUp bounds how long the engine is deaf while it takes steps that are
+// due. A wake-up that comes late leaves far less to do.
+const maxCatchUp = 100 * time.Millisecond
+
 // engine owns the core. Its fields belong to the goroutine of run; others talk
 // to it through do.
 type engine struct {
@@ -29,7 +33,8 @@ type engine struct {
 
 	newCore func() *sim.Core
 	core    *sim.Core
-	life    int // counts restarts
+	life    int       // counts restarts
+	born    time.Time // when this life began
 	clock   clock
 	speed   float64 // the clock's rate without faults
 	nextID  uint64
@@ -70,7 +75,7 @@ func newEngine(newCore func() *sim.Core, speed float64, holdFor time.Duration, p
 // and does what requests ask in between.
 func (e *engine) run(ctx context.Context) error {
 	defer close(e.stopped)
-	e.clock = newClock(e.speed)
+	e.clock, e.born = newClock(e.speed), time.Now()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -106,15 +111,22 @@ func (e *engine) arm(timer *time.Timer) {
 
 // advance takes every step that has ended by now. Each is taken at its own
 // end, not at the time of the wake-up, so that a late wake-up costs no
-// throughput.
+// throughput. Where the machine cannot keep up with the speed that was asked for,
+// the clock is set back: requests and aborts would find the engine busy for longer
+// and longer otherwise.
 func (e *engine) advance() {
-	now := e.clock.now()
+	woken, now := time.Now(), e.clock.now()
 	for {
 		at, ok := e.core.NextAt()
 		if !ok || at > now {
 			break
 		}
 		e.deliver(e.core.Step(at))
+		if time.Since(woken) > maxCatchUp {
+			e.metrics.slipped.Add(e.clock.setBack(at).Seconds())
+			now = at
+			break
+		}
 	}
 	for _, id := range e.held.expired(time.Now()) {
 		e.core.Release(now, id)
@@ -236,7 +248,7 @@ func (e *engine) restart() {
 	e.failAll(errEngineDied)
 	e.life++
 	e.core = e.newCore()
-	e.clock = newClock(e.speed)
+	e.clock, e.born = newClock(e.speed), time.Now()
 	e.held.clear()
 	clear(e.content)
 	e.pub.restart()

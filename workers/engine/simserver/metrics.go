@@ -25,6 +25,7 @@ type metrics struct {
 
 	stop, length, aborted, failed prometheus.Counter
 	loadFailures, holdsExpired    prometheus.Counter
+	slipped                       prometheus.Counter
 }
 
 // labels are vLLM's two labels of every engine metric.
@@ -63,6 +64,7 @@ func newMetrics(model string) *metrics {
 	m.failed = counter(success, successHelp, prometheus.Labels{"finished_reason": "error"})
 	m.loadFailures = counter("vllm:nixl_num_failed_transfers_total", "Number of failed KV transfers.", nil)
 	m.holdsExpired = counter("vllm:nixl_num_kv_expired_reqs_total", "Number of requests whose KV expired before it was pulled.", nil)
+	m.slipped = counter("sim:slipped_seconds_total", "Time by which the engine ran late because the machine could not keep up with its speed.", nil)
 	return m
 }
 
@@ -98,6 +100,7 @@ type gauges struct {
 	descs  []*prometheus.Desc
 	cache  *prometheus.Desc
 	lora   *prometheus.Desc
+	born   *prometheus.Desc
 }
 
 // figure is one of the core's figures.
@@ -146,6 +149,8 @@ func newGauges(e *engine, cfg *Config, ms *models) *gauges {
 		"enable_prefix_caching": caching, "cache_dtype": "auto",
 	}
 	g.cache = prometheus.NewDesc("vllm:cache_config_info", "Information of the LLMEngine CacheConfig", nil, info)
+	// A real engine's restart is a new process.
+	g.born = prometheus.NewDesc("process_start_time_seconds", "Start time of the process since unix epoch in seconds.", nil, nil)
 	g.lora = prometheus.NewDesc("vllm:lora_requests_info", "Running stats on lora requests.",
 		[]string{"max_lora", "waiting_lora_adapters", "running_lora_adapters"}, nil)
 	return g
@@ -158,6 +163,7 @@ func (g *gauges) Describe(out chan<- *prometheus.Desc) {
 	}
 	out <- g.cache
 	out <- g.lora
+	out <- g.born
 }
 
 // Collect implements prometheus.Collector. An engine that has stopped has no
@@ -165,9 +171,11 @@ func (g *gauges) Describe(out chan<- *prometheus.Desc) {
 func (g *gauges) Collect(out chan<- prometheus.Metric) {
 	var st sim.Stats
 	var waiting, running string
+	var born time.Time
 	err := g.engine.do(context.Background(), func() {
 		st = g.engine.core.Stats()
 		waiting, running = g.engine.adapters()
+		born = g.engine.born
 	})
 	if err != nil {
 		return
@@ -176,6 +184,7 @@ func (g *gauges) Collect(out chan<- prometheus.Metric) {
 		out <- prometheus.MustNewConstMetric(g.descs[i], f.kind, f.value(st, g.cfg.Blocks))
 	}
 	out <- prometheus.MustNewConstMetric(g.cache, prometheus.GaugeValue, 1)
+	out <- prometheus.MustNewConstMetric(g.born, prometheus.GaugeValue, float64(born.UnixMilli())/1000)
 	if len(g.models.adapters()) > 0 {
 		out <- prometheus.MustNewConstMetric(g.lora, prometheus.GaugeValue, float64(time.Now().UnixMilli())/1000,
 			strconv.Itoa(maxAdapters), waiting, running)
