@@ -91,6 +91,10 @@ func (s *stack) agents(t *testing.T, name string, labels ...string) float64 {
 // nothing behind.
 func (s *stack) testAborts(t *testing.T) {
 	const clients = 50
+	for i := range s.workers { // or the streams would keep this machine busy
+		s.workers[i].fault(t, `{"kind":"slow","factor":100}`)
+		defer s.workers[i].fault(t, `{"kind":"none"}`)
+	}
 	before := s.agents(t, "kvlane_agent_requests_aborted_total")
 	ctx, abort := context.WithCancel(t.Context())
 	defer abort()

@@ -30,7 +30,7 @@ func (s *stack) busy(t *testing.T) func() {
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup
 	for i := range 2 * streams {
-		q := question{Model: s.model, Prompt: fmt.Sprintf("Count to %d:", i), MaxTokens: 600 + 40*i, IgnoreEOS: true}.streamed()
+		q := question{Model: s.model, Prompt: fmt.Sprintf("Count to %d:", i), MaxTokens: 1000, IgnoreEOS: true} // not streamed: that costs least
 		running.Go(func() {
 			for ctx.Err() == nil {
 				_, _ = s.workers[i%2].agent.try(ctx, q) // it ends by being aborted
@@ -83,6 +83,7 @@ func (s *stack) testRemotePrefill(t *testing.T) {
 		if got := s.prefills(t, "ok") - ok; got != 1 {
 			t.Errorf("%g prefill legs were counted", got)
 		}
+		free()
 		next := q
 		next.Messages = append(next.Messages, message{"assistant", a.text}, message{"user", "And then?"})
 		s.awaitCached(t, next, a.usage.Total-2*blockSize)
@@ -94,7 +95,6 @@ func (s *stack) testRemotePrefill(t *testing.T) {
 		if got := b.usage.Details.Cached; after.Cached > got || got-after.Cached > blockSize {
 			t.Errorf("the next turn: %d cached tokens predicted, %d reported", after.Cached, got)
 		}
-		free()
 	}
 }
 
