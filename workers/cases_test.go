@@ -169,9 +169,9 @@ func (r *router) serve(ctx context.Context) {
 				frames = append(frames, []byte{})
 			}
 			frames = append(frames, binary.BigEndian.AppendUint64(nil, b.seq), b.payload)
-			if err := r.socket.SendMulti(zmq4.NewMsgFrom(frames...)); err != nil {
-				return
-			}
+			// The asker may close the moment it has the end, while the library still
+			// writes nothing more; the next asker is served all the same.
+			_ = r.socket.SendMulti(zmq4.NewMsgFrom(frames...))
 		}
 	}
 }

@@ -124,7 +124,7 @@ func (x *exchange) relay(resp *http.Response) {
 	switch {
 	case readable && err == nil && kind == "text/event-stream":
 		x.stream(resp, header)
-	case readable && !x.req.Stream:
+	case readable: // also where a stream was asked for: what is neither helps no client
 		x.whole(resp, header)
 	default:
 		x.raw(resp, header, nil)

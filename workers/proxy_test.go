@@ -197,6 +197,11 @@ func TestEngineErrors(t *testing.T) {
 		want             string
 	}{
 		{"garbage", chat, "/v1/chat/completions", func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "<html>") }, 502, `"code":"bad_gateway"`},
+		{"garbage for a stream", stream, "/v1/chat/completions", func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "<html>") }, 502, `"code":"bad_gateway"`},
+		{"an answer for a stream", stream, "/v1/chat/completions", func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "application/json")
+			io.WriteString(w, `{"choices":[]}`)
+		}, 200, `{"choices":[]}`},
 		{"closed", chat, "/v1/chat/completions", hijack(""), 502, `"code":"bad_gateway"`},
 		{"cut", chat, "/v1/chat/completions", hijack("HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{"), 502, `"code":"bad_gateway"`},
 		{"closed, another path", `{}`, "/v1/embeddings", hijack(""), 502, `"code":"bad_gateway"`},
