@@ -37,8 +37,11 @@ func (d *density) learn(k kvindex.Known) {
 	seen := float64(k.Chunks*kvindex.ChunkSize) / float64(k.Tokens)
 	for {
 		old := d.bits.Load()
-		next := d.bytesPerToken()
-		next += densityWeight * (seen - next)
+		next := seen // the first prompt says more than the default
+		if old != 0 {
+			mean := math.Float64frombits(old)
+			next = mean + densityWeight*(seen-mean)
+		}
 		if d.bits.CompareAndSwap(old, math.Float64bits(next)) {
 			return
 		}

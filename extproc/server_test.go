@@ -99,6 +99,10 @@ func TestDensity(t *testing.T) {
 	if d.bytesPerToken() != defaultDensity {
 		t.Error("learned from too little")
 	}
+	d.learn(kvindex.Known{Chunks: 10, Tokens: 128})
+	if got := d.bytesPerToken(); got != 5 {
+		t.Errorf("after one prompt of 5 bytes a token: %v", got)
+	}
 	for range 500 {
 		d.learn(kvindex.Known{Chunks: 10, Tokens: 320})
 	}
