@@ -16,6 +16,9 @@ import (
 const (
 	// probeTimeout bounds one look at the engine.
 	probeTimeout = 2 * time.Second
+	// awaitEvery is the pause between looks while there is no engine: its start
+	// should not be found late.
+	awaitEvery = 100 * time.Millisecond
 	// failuresToDown is how many looks in a row must fail before the engine counts
 	// as down: a busy one may be slow once. A refused connection counts at once.
 	failuresToDown = 3
@@ -47,7 +50,7 @@ type prober struct {
 	renewed func(life) // called when the process is known to be another one
 	timeout time.Duration
 
-	gone     bool // the last look was refused
+	alive    bool // the process answered since it was last found gone
 	failures int
 	looks    int
 	emptyAt  time.Time // when the engine last reported an empty waiting queue
@@ -83,7 +86,11 @@ func (p *prober) Run(ctx context.Context) error {
 		case <-p.kick:
 		}
 		p.look(ctx)
-		timer.Reset(p.every)
+		if p.alive {
+			timer.Reset(p.every)
+		} else {
+			timer.Reset(min(p.every, awaitEvery))
+		}
 	}
 }
 
@@ -157,7 +164,6 @@ func usedBlocks(m engine.Metrics) uint32 {
 // says that the process is gone; one that is slow or unwell still has its cache.
 func (p *prober) publish(old, next *engineState, refused bool) {
 	p.state.Store(next)
-	defer func() { p.gone = refused }()
 	if next.Up {
 		p.metrics.EngineUp.Set(1)
 	} else {
@@ -166,10 +172,15 @@ func (p *prober) publish(old, next *engineState, refused bool) {
 	if old.Up && !next.Up {
 		p.log.Warn("engine is down", "why", next.Why)
 	}
-	if refused && !p.gone {
+	switch s, before := next.Metrics.StartedAt, old.Metrics.StartedAt; {
+	case refused && p.alive:
+		p.alive = false
 		p.renewed(life{})
-	} else if s := next.Metrics.StartedAt; !s.IsZero() && !old.Metrics.StartedAt.IsZero() && s.After(old.Metrics.StartedAt) {
-		p.renewed(life{started: s})
+	case next.Up:
+		p.alive = true
+		if !before.IsZero() && s.After(before) {
+			p.renewed(life{started: s})
+		}
 	}
 	if old.Up != next.Up || !slices.Equal(old.Models.Served, next.Models.Served) || !slices.Equal(old.Models.Adapters, next.Models.Adapters) {
 		if next.Up && !old.Up {
