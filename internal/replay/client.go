@@ -172,8 +172,10 @@ func (c *Client) plan(ctx context.Context, id string) (worker, reason string) {
 	}
 	defer func() { _ = resp.Body.Close() }() // read only
 	var plan struct {
-		Decode struct{ Worker string }
-		Reason string
+		Decode struct {
+			Worker string `json:"worker"`
+		} `json:"decode"`
+		Reason string `json:"reason"`
 	}
 	if resp.StatusCode != http.StatusOK || json.NewDecoder(resp.Body).Decode(&plan) != nil {
 		return "", ""

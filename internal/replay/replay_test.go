@@ -93,7 +93,7 @@ type gateway struct {
 func (g *gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case strings.HasPrefix(r.URL.Path, "/plans/"):
-		_, _ = io.WriteString(w, `{"Decode":{"Worker":"w1"},"Reason":"cached"}`) // the test would see it missing
+		_, _ = io.WriteString(w, `{"decode":{"worker":"w1"},"reason":"cached"}`) // the test would see it missing
 	case r.URL.Path == "/v1/models":
 		_, _ = io.WriteString(w, `{"data":[{"id":"m"}]}`)
 	default:

@@ -122,7 +122,8 @@ func (b *bench) once(ctx context.Context, trace, policy string) (replay.Result, 
 }
 
 func (b *bench) replay(ctx context.Context, trace, policy, scale string) (replay.Result, error) {
-	cmd := exec.CommandContext(ctx, b.kvlane, "replay", filepath.Join("test", "data", "traces", trace+"_trace.jsonl.gz"), //nolint:gosec // our own binary
+	path := filepath.Join("test", "data", "traces", trace+"_trace.jsonl.gz")
+	cmd := exec.CommandContext(ctx, b.kvlane, "replay", path,
 		"--limit", strconv.Itoa(b.limit), "--speed", strconv.FormatFloat(b.speed, 'g', -1, 64),
 		"--time-scale", scale, "--policy", policy, "--json", "-")
 	cmd.Stderr = os.Stderr
@@ -140,7 +141,7 @@ type stack struct {
 
 // startStack runs `kvlane up` and returns once it says that it is ready.
 func startStack(ctx context.Context, path string, args ...string) (*stack, error) {
-	cmd := exec.CommandContext(ctx, path, args...) //nolint:gosec // our own binary
+	cmd := exec.CommandContext(ctx, path, args...)
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	cmd.WaitDelay = 15 * time.Second
 	cmd.Stderr = os.Stderr

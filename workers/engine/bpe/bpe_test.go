@@ -159,7 +159,7 @@ func TestDamagedVocabulary(t *testing.T) {
 		{"one word", "ab\n", "merge 1: want two words"},
 		{"unknown rune", "a b\n\u4e00 b\n", "merge 2: rune"},
 		{"unknown part", "ab c\n", "not both earlier tokens"},
-		{"twice", "a b\nb c\na bc\nab c\n", `merge 4 makes "abc" again`}, //nolint:dupword // lines of merges
+		{"twice", "a b\nb c\na bc\nab c\n", `merge 4 makes "abc" again`},
 	} {
 		merges, err := parseMerges(c.text)
 		if err == nil {
