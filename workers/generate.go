@@ -2,8 +2,10 @@ package workers
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"io"
+	"maps"
 	"mime"
 	"net/http"
 	"strconv"
@@ -57,7 +59,7 @@ func (p *proxy) generate(w http.ResponseWriter, r *http.Request, rt routing, api
 	}
 	x.in = p.load.begin(time.Now(), rt.booking, tokens, blind)
 	defer x.end()
-	x.run()
+	x.run(r.Context())
 }
 
 // unreadable answers a body that did not arrive whole.
@@ -76,10 +78,10 @@ func (p *proxy) unreadable(w http.ResponseWriter, r *http.Request, api openai.AP
 }
 
 // run does the prefill leg if there is one, then asks the engine.
-func (x *exchange) run() {
+func (x *exchange) run(ctx context.Context) {
 	var edits []openai.Edit
 	if len(x.rt.prefill) > 0 && x.req != nil {
-		params, ok := x.prefill()
+		params, ok := x.prefill(ctx)
 		if !ok {
 			return
 		}
@@ -95,13 +97,13 @@ func (x *exchange) run() {
 	if x.req != nil {
 		body = x.req.Splice(edits...)
 	}
-	resp, err := x.proxy.send(x.r.Context(), x.proxy.engine, x.r, x.r.Header, body)
+	resp, err := x.proxy.send(ctx, x.proxy.engine, x.r, x.r.Header, body)
 	if err != nil {
 		x.fail(err)
 		return
 	}
 	defer resp.Body.Close()
-	x.relay(resp)
+	x.relay(ctx, resp)
 }
 
 // fail answers for the engine, before the answer has begun.
@@ -116,16 +118,16 @@ func (x *exchange) fail(err error) {
 }
 
 // relay passes the engine's answer on in the way that it can be read.
-func (x *exchange) relay(resp *http.Response) {
+func (x *exchange) relay(ctx context.Context, resp *http.Response) {
 	x.failed = resp.StatusCode >= http.StatusInternalServerError
 	header := endToEnd(resp.Header)
 	kind, _, err := mime.ParseMediaType(resp.Header.Get("Content-Type"))
 	readable := x.req != nil && resp.StatusCode == http.StatusOK && !compressed(resp.Header)
 	switch {
 	case readable && err == nil && kind == "text/event-stream":
-		x.stream(resp, header)
+		x.stream(ctx, resp, header)
 	case readable: // also where a stream was asked for: what is neither helps no client
-		x.whole(resp, header)
+		x.whole(ctx, resp, header)
 	default:
 		x.raw(resp, header, nil)
 	}
@@ -135,9 +137,7 @@ func (x *exchange) relay(resp *http.Response) {
 func (x *exchange) begin(code int, header http.Header) {
 	x.code = code
 	dst := x.w.Header()
-	for name, values := range header {
-		dst[name] = values
-	}
+	maps.Copy(dst, header)
 	x.w.WriteHeader(code)
 }
 
@@ -177,7 +177,7 @@ func (x *exchange) cut() {
 }
 
 // whole reads an answer without streaming and passes it on in one piece.
-func (x *exchange) whole(resp *http.Response, header http.Header) {
+func (x *exchange) whole(ctx context.Context, resp *http.Response, header http.Header) {
 	body, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer+1))
 	switch {
 	case err != nil:
@@ -199,11 +199,11 @@ func (x *exchange) whole(resp *http.Response, header http.Header) {
 	header.Set("Content-Length", strconv.Itoa(len(body)))
 	x.begin(resp.StatusCode, header)
 	_, _ = x.w.Write(body) // the client may be gone; the engine has done its work all the same
-	x.pupil.reply(x.r.Context(), a)
+	x.pupil.reply(ctx, a)
 }
 
 // stream passes events on as they come.
-func (x *exchange) stream(resp *http.Response, header http.Header) {
+func (x *exchange) stream(ctx context.Context, resp *http.Response, header http.Header) {
 	header.Del("Content-Length")
 	x.begin(resp.StatusCode, header)
 	flush := http.NewResponseController(x.w).Flush
@@ -221,13 +221,13 @@ func (x *exchange) stream(resp *http.Response, header http.Header) {
 			}
 			_ = flush() // an error shows at the next write
 		}
-		grown = x.progress(grown)
+		grown = x.progress(ctx, grown)
 		if err == nil {
 			continue
 		}
 		if errors.Is(err, io.EOF) {
 			_, _ = x.w.Write(s.Close()) // the client may be gone
-			x.pupil.reply(x.r.Context(), x.answer)
+			x.pupil.reply(ctx, x.answer)
 			return
 		}
 		if x.r.Context().Err() == nil {
@@ -240,7 +240,7 @@ func (x *exchange) stream(resp *http.Response, header http.Header) {
 
 // progress notes the first token and the growth of the answer. grown is the
 // number of generated ids seen so far.
-func (x *exchange) progress(grown int) int {
+func (x *exchange) progress(ctx context.Context, grown int) int {
 	if !x.answer.Started {
 		return grown
 	}
@@ -248,7 +248,7 @@ func (x *exchange) progress(grown int) int {
 		sample := x.sample()
 		x.in.firstToken(time.Now(), sample)
 		x.proxy.metrics.FirstByte.Observe(time.Since(x.in.arrived).Seconds())
-		x.pupil.prompts(x.r.Context(), x.answer)
+		x.pupil.prompts(ctx, x.answer)
 	}
 	total := 0
 	for i := range x.answer.Choices {

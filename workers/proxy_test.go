@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -48,8 +49,10 @@ func lines[T any](t *testing.T, name string) []T {
 func TestUsageCutAnywhere(t *testing.T) {
 	e, a, w := attach(t, nil)
 	type want struct {
-		File                                            string
-		Prompt_tokens, Completion_tokens, Cached_tokens *int32 //nolint:revive // the file's names
+		File       string
+		Prompt     *int32 `json:"prompt_tokens"`
+		Completion *int32 `json:"completion_tokens"`
+		Cached     *int32 `json:"cached_tokens"`
 	}
 	for _, c := range lines[want](t, "C10-want.jsonl") {
 		data := readCase(t, c.File)
@@ -72,7 +75,7 @@ func TestUsageCutAnywhere(t *testing.T) {
 			if code != http.StatusOK || got != string(data) {
 				t.Fatalf("%s: status %d, %d bytes, want 200 and the engine's %d bytes", booking, code, len(got), len(data))
 			}
-			checkSample(t, w, booking, c.Prompt_tokens, c.Completion_tokens, c.Cached_tokens)
+			checkSample(t, w, booking, c.Prompt, c.Completion, c.Cached)
 		}
 	}
 	a.idle()
@@ -97,11 +100,11 @@ func checkSample(t *testing.T, w *watch, booking string, prompt, output, cached 
 	t.Helper()
 	var got kvindex.Sample
 	w.await("the sample of "+booking, func(rs []kvindex.Record) bool {
-		for i := len(rs) - 1; i >= 0; i-- {
-			if rs[i].Kind != kvindex.KindLoad {
+		for _, r := range slices.Backward(rs) {
+			if r.Kind != kvindex.KindLoad {
 				continue
 			}
-			for _, s := range rs[i].Load.Done {
+			for _, s := range r.Load.Done {
 				if s.Booking == booking {
 					got = s
 					return true
