@@ -76,8 +76,10 @@ func New(cfg Config, deps Deps) (*Agent, error) {
 		secret: cfg.Secret, state: a.state, metrics: a.metrics,
 		published: kvindex.NewPrefixMap(cfg.PublishedBytes),
 	}
-	a.proxy = newProxy(cfg, base, transport, a.load, l, a.prefill, a.metrics, deps.Logger)
-	a.proxy.suspect, a.proxy.renamed = a.prober.now, a.prober.now
+	a.proxy = (&proxy{
+		cfg: cfg, engine: base, transport: transport, load: a.load, learner: l, prefills: a.prefill,
+		metrics: a.metrics, log: deps.Logger, suspect: a.prober.now, renamed: a.prober.now,
+	}).finish()
 	return a, nil
 }
 

@@ -32,8 +32,8 @@ func (id *identity) held() bool { return id.copies != [kvindex.NumTiers]uint32{}
 // Invariant: ids holds every block that the engine holds and whose tokens are
 // known from the start of its prompt; a block with an unknown parent is left out
 // and counted, never taken for the start of a prompt. A block is published when
-// its first copy in a tier comes and when the last one goes, so readers that count
-// count to 1.
+// its first copy in a tier comes and when the last one goes, so a reader's count is
+// never above 1.
 type content struct {
 	worker kvindex.WorkerID
 	rank   uint16

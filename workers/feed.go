@@ -1,6 +1,7 @@
 package workers
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -88,7 +89,7 @@ func (f *feed) Run(ctx context.Context) error {
 	for {
 		err := f.session(ctx)
 		if ctx.Err() != nil {
-			return nil
+			return nil //nolint:nilerr // it ended because it was told to
 		}
 		f.metrics.FeedReconnects.Inc()
 		f.log.Debug("kv events: connection ended", "err", err)
@@ -230,7 +231,7 @@ func (f *feed) message(ctx context.Context, m zmq4.Msg) {
 	if f.topic == nil {
 		f.topic = append([]byte{}, m.Frames[0]...)
 	}
-	if string(f.topic) != string(m.Frames[0]) {
+	if !bytes.Equal(f.topic, m.Frames[0]) {
 		f.metrics.BadMessages.WithLabelValues("topic").Inc()
 		return
 	}

@@ -34,14 +34,14 @@ func (f *prefillFailure) Error() string { return "prefill leg: " + f.reason }
 // 4xx but 408 and 429) goes back to the client. Anything else falls back to the
 // own engine if the configuration says so; there is no second try elsewhere, for
 // prefilling here costs less than another queue.
-func (x *exchange) prefill() (params []byte, ok bool) {
+func (x *exchange) prefill(ctx context.Context) (params []byte, ok bool) {
 	p := x.proxy
-	params, err := x.prefillLeg()
+	params, err := x.prefillLeg(ctx)
 	if err == nil {
 		p.metrics.Prefill.WithLabelValues("ok").Inc()
 		return params, true
 	}
-	if x.r.Context().Err() != nil {
+	if ctx.Err() != nil {
 		return nil, false
 	}
 	var f *prefillFailure
@@ -61,8 +61,8 @@ func (x *exchange) prefill() (params []byte, ok bool) {
 }
 
 // prefillLeg sends the leg and reads its answer.
-func (x *exchange) prefillLeg() ([]byte, error) {
-	ctx, cancel := context.WithTimeout(x.r.Context(), x.proxy.cfg.PrefillTimeout)
+func (x *exchange) prefillLeg(ctx context.Context) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, x.proxy.cfg.PrefillTimeout)
 	defer cancel()
 	header := x.r.Header.Clone()
 	header.Set(HeaderLeg, LegPrefill)

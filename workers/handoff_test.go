@@ -44,17 +44,18 @@ func newPair(t *testing.T, change func(*Config)) pair {
 func strict(answer []byte) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		var b struct {
-			Min_tokens, Max_tokens, Max_completion_tokens *int //nolint:revive // the body's names
-			Stream                                        *bool
-			Stream_options                                json.RawMessage //nolint:revive // the body's name
+			MinTokens     *int `json:"min_tokens"`
+			MaxTokens     *int `json:"max_tokens"`
+			Stream        *bool
+			StreamOptions json.RawMessage `json:"stream_options"`
 		}
 		body, _ := io.ReadAll(r.Body)
 		if err := json.Unmarshal(body, &b); err != nil {
 			http.Error(w, err.Error(), http.StatusBadRequest)
 			return
 		}
-		if b.Max_tokens == nil || (b.Min_tokens != nil && *b.Min_tokens > *b.Max_tokens) ||
-			(b.Stream_options != nil && (b.Stream == nil || !*b.Stream)) {
+		if b.MaxTokens == nil || (b.MinTokens != nil && *b.MinTokens > *b.MaxTokens) ||
+			(b.StreamOptions != nil && (b.Stream == nil || !*b.Stream)) {
 			http.Error(w, `{"error":{"message":"refused"}}`, http.StatusBadRequest)
 			return
 		}

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -257,9 +258,9 @@ func lastOf(records []kvindex.Record, k kvindex.Kind) *kvindex.Record {
 func (w *watch) awaitReady(worker kvindex.WorkerID, ready bool) {
 	w.t.Helper()
 	w.await(fmt.Sprintf("%s ready=%v", worker, ready), func(rs []kvindex.Record) bool {
-		for i := len(rs) - 1; i >= 0; i-- {
-			if rs[i].Kind == kvindex.KindHello && rs[i].Owner.Worker == worker {
-				return rs[i].Hello.Ready == ready
+		for _, r := range slices.Backward(rs) {
+			if r.Kind == kvindex.KindHello && r.Owner.Worker == worker {
+				return r.Hello.Ready == ready
 			}
 		}
 		return false

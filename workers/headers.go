@@ -30,6 +30,10 @@ const (
 	headerEngineRank = "X-Data-Parallel-Rank"
 )
 
+// maxBooking is the longest booking id that is believed, bytes: a picker's is a
+// request id.
+const maxBooking = 256
+
 // routing is what the picker's headers say about a request.
 type routing struct {
 	booking string
@@ -48,6 +52,9 @@ func takeRouting(h http.Header) routing {
 		booking:  h.Get(HeaderBooking),
 		uncached: -1,
 		leg:      h.Get(HeaderLeg),
+	}
+	if len(rt.booking) > maxBooking {
+		rt.booking = ""
 	}
 	if n, err := strconv.ParseInt(h.Get(HeaderUncached), 10, 32); err == nil && n >= 0 {
 		rt.uncached = n

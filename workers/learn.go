@@ -138,15 +138,17 @@ func (l *learner) learn(ctx context.Context, d *kvindex.Learned) {
 	}
 	l.mu.Lock()
 	known := l.knows(d)
-	if !known {
-		l.published.Learn(d)
-	}
 	l.mu.Unlock()
 	if known {
 		l.metrics.Unlearned.WithLabelValues("known").Inc()
 		return
 	}
-	l.publisher.put(ctx, update{records: []kvindex.Record{l.publisher.learnedRecord(d)}})
+	if !l.publisher.put(ctx, update{records: []kvindex.Record{l.publisher.learnedRecord(d)}}) {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.published.Learn(d)
 }
 
 // knows reports whether all chunks of a lesson are published with the same

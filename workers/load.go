@@ -1,7 +1,7 @@
 package workers
 
 import (
-	"container/list"
+	"slices"
 	"sync"
 	"time"
 
@@ -19,7 +19,7 @@ type load struct {
 	changed chan struct{} // one signal is kept
 
 	mu      sync.Mutex
-	order   list.List // *request by arrival, oldest first
+	order   []*request // by arrival, oldest first
 	report  kvindex.Load
 	dropped uint64
 	queued  uint64 // sum of the uncached tokens of requests before their first token
@@ -30,7 +30,6 @@ type load struct {
 // request is one request in flight. Its methods are for one goroutine.
 type request struct {
 	load    *load
-	element *list.Element
 	arrived time.Time
 	booking string
 	// blind requests show no first token of their own (answers without streaming).
@@ -60,7 +59,7 @@ func (l *load) begin(now time.Time, booking string, uncached uint64, blind bool)
 	r := &request{load: l, arrived: now, booking: booking, blind: blind, uncached: uncached}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	r.element = l.order.PushBack(r)
+	l.order = append(l.order, r)
 	l.queued += uncached
 	l.waiting++
 	if booking != "" {
@@ -80,8 +79,11 @@ func (r *request) firstToken(now time.Time, sample kvindex.Sample) {
 	if r.announced || r.over {
 		return
 	}
-	for e := l.order.Front(); e != nil && e != r.element; e = e.Next() {
-		if earlier := e.Value.(*request); earlier.blind {
+	for _, earlier := range l.order {
+		if earlier == r {
+			break
+		}
+		if earlier.blind {
 			earlier.start()
 		}
 	}
@@ -134,7 +136,7 @@ func (r *request) end(now time.Time, sample kvindex.Sample) {
 	r.start()
 	r.over = true
 	l.context -= r.tokens
-	l.order.Remove(r.element)
+	l.order = slices.DeleteFunc(l.order, func(other *request) bool { return other == r })
 	if r.blind && !r.announced && !sample.Aborted && sample.OutputTokens == 1 {
 		// One token: its time is the answer's.
 		r.announce(now, sample)
@@ -150,8 +152,8 @@ func (r *request) end(now time.Time, sample kvindex.Sample) {
 func (l *load) noneWaiting(since time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for e := l.order.Front(); e != nil; e = e.Next() {
-		if r := e.Value.(*request); r.blind && r.arrived.Before(since) {
+	for _, r := range l.order {
+		if r.blind && r.arrived.Before(since) {
 			r.start()
 		}
 	}
@@ -185,7 +187,7 @@ func (l *load) now() kvindex.Load {
 
 func (l *load) snapshot() kvindex.Load {
 	out := l.report
-	out.Running = uint32(l.order.Len() - l.waiting)
+	out.Running = uint32(len(l.order) - l.waiting)
 	out.Waiting = uint32(l.waiting)
 	out.QueuedTokens = l.queued
 	out.ContextTokens = l.context

@@ -54,7 +54,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		return g
 	}
 	m := &Metrics{
-		Batches:        counters("kv_batches_total", "KV event batches by what was done with them: applied, recovered (counted as applied too), repeat, late, bad.", "result"),
+		Batches:        counters("kv_batches_total", "KV event batches: applied, recovered (applied too), repeat, late, bad.", "result"),
 		Events:         counters("kv_events_total", "KV events by result: applied, bad, skipped, unknown_parent, unknown_block.", "result"),
 		BadMessages:    counters("kv_bad_messages_total", "Messages on the event socket that were no batches, by reason: frames, topic.", "reason"),
 		Gaps:           counter("kv_gaps_total", "Times that batches were missing."),
@@ -79,7 +79,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 			Name: "kvlane_agent_first_token_seconds", Help: "From the request's arrival to its first token, streamed answers only.",
 			Buckets: prometheus.ExponentialBuckets(0.005, 2, 15),
 		}),
-		Prefill:   counters("prefill_total", "Prefill legs on another worker by result: ok, refused_target, status_4xx, status_5xx, timeout, unreachable, garbage, no_transfer_data; fallbacks are counted as fallback too.", "result"),
+		Prefill:   counters("prefill_total", "Prefill legs on another worker by result; failed ones that were done here are a fallback too.", "result"),
 		Unlearned: counters("unlearned_total", "Answers that taught nothing, by reason: known, no_ids, no_block_size.", "reason"),
 
 		EngineUp: gauge("engine_up", "1 if the engine takes requests."),

@@ -34,6 +34,7 @@ func (m *mirror) apply(r *kvindex.Record) {
 		}
 	case kvindex.KindCleared:
 		clear(m.blocks)
+	default: // not about blocks
 	}
 }
 

@@ -70,6 +70,7 @@ func (s *prefillSet) apply(records []kvindex.Record) error {
 			}
 		case kvindex.KindBye:
 			delete(s.workers, r.Owner.Worker)
+		default: // not about who is there
 		}
 	}
 	return nil
@@ -84,7 +85,7 @@ func (s *prefillSet) Run(ctx context.Context, l kvindex.Log, logger *slog.Logger
 	for {
 		err := l.Tail(ctx, s.apply)
 		if ctx.Err() != nil {
-			return nil
+			return nil //nolint:nilerr // it ended because it was told to
 		}
 		logger.Debug("tail of the log ended", "err", err)
 		timer := time.NewTimer(retryMost)

@@ -123,7 +123,8 @@ func (p *prober) ask(ctx context.Context, next *engineState) error {
 	if err := p.client.Health(ctx); err != nil {
 		return err
 	}
-	if p.looks++; p.looks%modelsEvery == 1 || !next.Up || len(next.Models.Served) == 0 {
+	p.looks++
+	if p.looks%modelsEvery == 1 || !next.Up || len(next.Models.Served) == 0 {
 		models, err := p.client.Models(ctx)
 		if err != nil {
 			return err

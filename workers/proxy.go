@@ -60,17 +60,14 @@ type proxy struct {
 	renamed   func() // the engine's adapters may have changed
 }
 
-func newProxy(cfg Config, engine *url.URL, transport http.RoundTripper, l *load, learner *learner, prefills *prefillSet, m *Metrics, logger *slog.Logger) *proxy {
-	p := &proxy{
-		cfg: cfg, engine: engine, transport: transport, load: l, learner: learner, prefills: prefills,
-		metrics: m, log: logger, suspect: func() {}, renamed: func() {},
-	}
+// finish fills in what follows from the fields: all but direct are set.
+func (p *proxy) finish() *proxy {
 	p.direct = &httputil.ReverseProxy{
 		Rewrite:       p.rewrite,
-		Transport:     transport,
+		Transport:     p.transport,
 		FlushInterval: -1, // at once
 		ErrorHandler:  p.directError,
-		ErrorLog:      slog.NewLogLogger(logger.Handler(), slog.LevelDebug),
+		ErrorLog:      slog.NewLogLogger(p.log.Handler(), slog.LevelDebug),
 	}
 	return p
 }

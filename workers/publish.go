@@ -252,8 +252,9 @@ func weight(r *kvindex.Record) int {
 		return 4 + len(r.Removed.Hashes)
 	case kvindex.KindLearned:
 		return 4 + len(r.Learned.Chunks) + len(r.Learned.Blocks)
+	default:
+		return 4
 	}
-	return 4
 }
 
 // resync gives up what waits and makes a snapshot the next thing sent.
@@ -405,20 +406,15 @@ func (p *publisher) landed(err error) error {
 }
 
 // finish writes a last Hello (not ready by now), what the load has to say, and
-// Bye, within byeTimeout.
+// Bye, within appendTimeout and byeTimeout.
 func (p *publisher) finish(ctx context.Context) error {
-	fctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), byeTimeout)
-	defer cancel()
 	if p.flight != nil {
-		select {
-		case err := <-p.results:
-			if err := p.landed(err); err != nil {
-				return err
-			}
-		case <-fctx.Done():
-			<-p.results // bounded by appendTimeout
+		if err := p.landed(<-p.results); err != nil { // bounded by appendTimeout
+			return err
 		}
 	}
+	fctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), byeTimeout)
+	defer cancel()
 	if p.epochs[0] == 0 {
 		return nil
 	}

@@ -36,6 +36,9 @@ func startWriter(ctx context.Context, l kvindex.Log, term uint64) *writer {
 	return w
 }
 
+// sleep lets the virtual time of a synctest bubble pass.
+func sleep(d time.Duration) { <-time.After(d) }
+
 func device() kvindex.Owner { return kvindex.Owner{Worker: "w"} }
 
 func stored(parent kvindex.BlockHash, hashes ...kvindex.BlockHash) kvindex.Record {
@@ -52,7 +55,7 @@ func TestCadence(t *testing.T) {
 		go l.Tail(ctx, c.apply)
 		w := startWriter(ctx, l, 1)
 		w.put(ctx, update{epoch: 7})
-		time.Sleep(3100 * time.Millisecond) // virtual time
+		sleep(3100 * time.Millisecond)
 		synctest.Wait()
 		if h := c.count(kvindex.KindHello); h != 4 {
 			t.Errorf("%d hellos in 3.1 s, want 4", h)
@@ -66,7 +69,7 @@ func TestCadence(t *testing.T) {
 		c.reset()
 		for range 1000 { // a change each millisecond
 			w.load.begin(time.Now(), "", 1, true).end(time.Now(), kvindex.Sample{})
-			time.Sleep(time.Millisecond)
+			sleep(time.Millisecond)
 		}
 		if n := c.count(kvindex.KindLoad); n < 45 || n > 51 {
 			t.Errorf("%d loads in a busy second, want about 50", n)
@@ -205,11 +208,11 @@ func testLogFaults(t *testing.T, rng *rand.Rand) {
 			inner = memlog.New(memlog.Options{})
 			l.set(inner, nil)
 		default:
-			time.Sleep(time.Duration(rng.IntN(700)) * time.Millisecond)
+			sleep(time.Duration(rng.IntN(700)) * time.Millisecond)
 		}
 	}
 	l.set(inner, nil)
-	time.Sleep(3 * time.Second) // a heartbeat's anchor finds a log that lost its memory, a retry one that was away
+	sleep(3 * time.Second) // a heartbeat's anchor finds a log that lost its memory, a retry one that was away
 	synctest.Wait()
 
 	index, texts := kvindex.NewIndex(), kvindex.NewPrefixMap(1<<20)
@@ -321,18 +324,19 @@ func TestSequence(t *testing.T) {
 				for _, b := range parseBatches(t, d) {
 					v := s.see(b)
 					fmt.Fprintf(&out, "%d: %s\n", b.seq, [...]string{"apply", "repeat", "late", "gap", "new life"}[v])
-					switch {
-					case v == verdictApply:
+					switch v {
+					case verdictApply:
 						s.applied(b)
-					case v == verdictNewLife:
+					case verdictNewLife:
 						s.restart()
 						if b.seq == 0 {
 							s.applied(b)
 							continue
 						}
 						pending = &b
-					case v == verdictGap:
+					case verdictGap:
 						pending = &b
+					default: // nothing changes
 					}
 					if pending != nil {
 						fmt.Fprintf(&out, "ask from %d\n", s.askFrom())
@@ -379,7 +383,7 @@ func TestSequence(t *testing.T) {
 // parseBatches reads "3=word" from the input's lines.
 func parseBatches(t *testing.T, d *datadriven.TestData) []batch {
 	var out []batch
-	for _, f := range strings.Fields(d.Input) {
+	for f := range strings.FieldsSeq(d.Input) {
 		var b batch
 		var word string
 		if _, err := fmt.Sscanf(strings.Replace(f, "=", " ", 1), "%d %s", &b.seq, &word); err != nil {

@@ -89,12 +89,12 @@ func parseSample(line string) (name, labels string, value float64, ok bool) {
 	if line == "" || line[0] == '#' || line[0] == '<' {
 		return "", "", 0, false
 	}
-	if i := strings.IndexByte(line, '{'); i >= 0 {
-		j := strings.LastIndexByte(line, '}')
-		if j < i {
+	if before, after, ok := strings.Cut(line, "{"); ok {
+		end := strings.LastIndexByte(after, '}')
+		if end < 0 {
 			return "", "", 0, false
 		}
-		name, labels, line = line[:i], line[i+1:j], line[j+1:]
+		name, labels, line = before, after[:end], after[end+1:]
 	} else {
 		name, line, _ = strings.Cut(line, " ")
 	}
@@ -117,18 +117,18 @@ func intLabel(labels, name string) int {
 		if !ok {
 			return 0
 		}
-		end := strings.IndexByte(rest, '"')
-		if end < 0 {
+		text, rest, ok := strings.Cut(rest, `"`)
+		if !ok {
 			return 0
 		}
 		if strings.Trim(key, " ,") == name {
-			n, err := strconv.ParseInt(rest[:end], 10, 32)
+			n, err := strconv.ParseInt(text, 10, 32)
 			if err != nil || n < 0 {
 				return 0
 			}
 			return int(n)
 		}
-		labels = rest[end+1:]
+		labels = rest
 	}
 	return 0
 }

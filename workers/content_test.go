@@ -1,0 +1,130 @@
+package workers
+
+import (
+	"bytes"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/cockroachdb/datadriven"
+
+	"github.com/kvlane/kvlane/kvindex"
+	"github.com/kvlane/kvlane/kvindex/enginewire"
+)
+
+// TestContent plays batches of events and shows the records they amount to.
+// Blocks are words; two tokens each, made of the word unless "word=text" says
+// otherwise. Our hashes are shown as the words whose blocks they are.
+func TestContent(t *testing.T) {
+	c := newContent("w", 0, "m")
+	names := map[kvindex.BlockHash]string{}
+	seq := uint64(0)
+	datadriven.RunTest(t, "testdata/content.txt", func(t *testing.T, d *datadriven.TestData) string {
+		if d.Cmd != "batch" {
+			d.Fatalf(t, "unknown command %s", d.Cmd)
+		}
+		var b enginewire.Batch
+		for line := range strings.Lines(d.Input) {
+			b.Events = append(b.Events, parseEvent(t, d, line))
+		}
+		records, n := c.apply(b, seq)
+		seq++
+		for k, id := range c.ids {
+			if _, named := names[id.hash]; !named {
+				names[id.hash] = string(k.hash)
+			}
+		}
+		var out strings.Builder
+		for i := range records {
+			fmt.Fprintln(&out, describe(&records[i], names))
+		}
+		fmt.Fprintf(&out, "events=%d orphans=%d strangers=%d held=%d\n", n.events, n.orphans, n.strangers, c.held)
+		return out.String()
+	})
+}
+
+func parseEvent(t *testing.T, d *datadriven.TestData, line string) enginewire.Event {
+	fields := strings.Fields(line)
+	e := enginewire.Event{BlockSize: 2}
+	switch fields[0] {
+	case "stored", "moved":
+		e.Kind = enginewire.Stored
+	case "removed":
+		e.Kind = enginewire.Removed
+	case "cleared":
+		e.Kind = enginewire.Cleared
+	default:
+		d.Fatalf(t, "event %q", fields[0])
+	}
+	for _, f := range fields[1:] {
+		switch key, value, _ := strings.Cut(f, ":"); key {
+		case "after":
+			h := enginewire.Hash(value)
+			e.Parent = &h
+		case "tier":
+			e.Tier = map[string]kvindex.Tier{"host": kvindex.Host, "disk": kvindex.Disk}[value]
+		case "lora":
+			e.LoRA = value
+		case "group":
+			e.Group = int(value[0] - '0')
+		default:
+			word, text, given := strings.Cut(f, "=")
+			if !given {
+				text = word
+			}
+			e.Hashes = append(e.Hashes, enginewire.Hash(word))
+			if fields[0] == "stored" {
+				e.Tokens = append(e.Tokens, uint32(text[0]), uint32(len(text)))
+			}
+		}
+	}
+	return e
+}
+
+func describe(r *kvindex.Record, names map[kvindex.BlockHash]string) string {
+	list := func(hashes []kvindex.BlockHash) string {
+		var words []string
+		for _, h := range hashes {
+			words = append(words, names[h])
+		}
+		return strings.Join(words, " ")
+	}
+	out := fmt.Sprintf("%s %s", r.Owner.Tier, r.Kind)
+	switch r.Kind {
+	case kvindex.KindStored:
+		out += " " + list(r.Stored.Hashes)
+		if parent, named := names[r.Stored.Parent]; named {
+			out += " after " + parent
+		}
+	case kvindex.KindRemoved:
+		out += " " + list(r.Removed.Hashes)
+	default: // no blocks
+	}
+	return out
+}
+
+// TestContentIsBounded: names of blocks that are gone do not pile up.
+func TestContentIsBounded(t *testing.T) {
+	c := newContent("w", 0, "m")
+	for i := range 3 * spareIdentities {
+		h := []enginewire.Hash{enginewire.IntHash(uint64(i))}
+		c.apply(enginewire.Batch{Events: []enginewire.Event{
+			{Kind: enginewire.Stored, Hashes: h, Tokens: []uint32{uint32(i)}, BlockSize: 1},
+			{Kind: enginewire.Removed, Hashes: h},
+		}}, uint64(i))
+	}
+	if len(c.ids) > spareIdentities+1 || c.held != 0 {
+		t.Errorf("%d names, %d held", len(c.ids), c.held)
+	}
+}
+
+func FuzzParseReplay(f *testing.F) {
+	f.Add([]byte("||12345678|payload"))
+	f.Add([]byte("|12345678|"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		b, err := parseReplay(bytes.Split(data, []byte("|")))
+		if err == nil && len(b.payload) > len(data) {
+			t.Error("more than there is")
+		}
+	})
+}
