@@ -82,7 +82,9 @@ func printPlan(out io.Writer, v epp.PlanView) error {
 	default:
 		fmt.Fprintf(out, "choice   %s; first token after %.1f ms (predicted)\n", v.Decode.Worker, v.TTFTMs)
 	}
-	fmt.Fprintf(out, "reason   %s: %s\n", v.Reason, meaning(v.Reason))
+	if v.Reason != "" { // a body that could not be read has no plan
+		fmt.Fprintf(out, "reason   %s: %s\n", v.Reason, meaning(v.Reason))
+	}
 	if v.Served != "" || v.Outcome != "" {
 		fmt.Fprintf(out, "served   by %s, %s\n", v.Served, v.Outcome)
 	}

@@ -167,6 +167,7 @@ type usage struct {
 
 // chunk is one JSON document of an answer, whole or an event of a stream.
 type chunk struct {
+	apiError
 	ID      string `json:"id"`
 	Object  string `json:"object"`
 	Model   string `json:"model"`
@@ -186,7 +187,6 @@ type chunk struct {
 	} `json:"choices"`
 	Usage          *usage   `json:"usage"`
 	PromptTokenIDs []uint32 `json:"prompt_token_ids"`
-	apiError
 }
 
 // answer is the text of the first choice with what belongs to it.
@@ -229,14 +229,16 @@ func (c client) try(ctx context.Context, q question, header ...string) (answer, 
 		if ct := resp.Header.Get("Content-Type"); !strings.HasPrefix(ct, "text/event-stream") {
 			return a, fmt.Errorf("content type of a stream: %q", ct)
 		}
-		return a, a.readStream(resp.Body)
+		err = a.readStream(resp.Body)
+		return a, err
 	}
 	text, err := io.ReadAll(resp.Body)
 	if err != nil {
 		return a, err
 	}
 	a.raw = string(text)
-	return a, a.add(text)
+	err = a.add(text)
+	return a, err
 }
 
 // readStream reads events to [DONE] and wants nothing behind it.

@@ -58,6 +58,9 @@ func (s *stack) testExplain(t *testing.T) {
 		t.Errorf("as JSON: %v, %+v", err, v)
 	}
 	contains(t, mustRun(t, `{"model": "gpt-0", "messages": [{"role": "user", "content": "x"}]}`, "explain", "--admin", page), "refused  no-model")
+	if out := mustRun(t, `{"messages": []}`, "explain", "--admin", page); !strings.Contains(out, "refused  malformed: ") || strings.Contains(out, "reason") {
+		t.Errorf("a malformed body:\n%s", out)
+	}
 	for want, args := range map[string][]string{
 		"kvlane: ask the picker: status 404": {"--admin", page, "no-such-request"},
 		"kvlane: standard input is empty":    {"--admin", page},

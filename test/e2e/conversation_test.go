@@ -3,6 +3,7 @@ package e2e_test
 import (
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -47,8 +48,7 @@ func (s *stack) testConversations(t *testing.T) {
 	t.Run("ids", func(t *testing.T) {
 		s.converse(t, func(t *testing.T, q question, a answer, line string) question {
 			t.Helper()
-			ids := append(q.Prompt.([]uint32), a.ids...)
-			q.Prompt = append(ids, s.tokenize(t, " "+line)...)
+			q.Prompt = slices.Concat(q.Prompt.([]uint32), a.ids, s.tokenize(t, " "+line))
 			return q
 		}, func(i int) question {
 			ids := s.tokenize(t, story(fmt.Sprintf("town %d", i), 30))
@@ -140,4 +140,5 @@ func (s *stack) testEmptyRestart(t *testing.T) {
 	if list := s.worker(t, plan.Served).engine.do(t, http.MethodGet, "/sim/content", ""); !strings.Contains(string(list.body), `"life":1`) {
 		t.Errorf("the engine was not restarted: %s", list)
 	}
+	s.sameContent(t)
 }

@@ -60,20 +60,22 @@ func (s *stack) testGarbage(t *testing.T) {
 		rules(s.model, "tower", 2, 4),
 		question{Model: s.model, Prompt: "The lamp is", MaxTokens: 4}.streamed(),
 	} {
-		w := s.worker(t, s.explain(t, q).Decode.Address)
-		for i := range s.workers { // the tie may be broken otherwise
-			s.workers[i].fault(t, `{"kind":"garbage","count":1}`)
-		}
+		s.faultAll(t, `{"kind":"garbage","count":1}`)
 		before := s.agents(t, "kvlane_agent_request_errors_total")
 		s.gateway.do(t, http.MethodPost, q.path(), string(q.body(t))).wantError(t, http.StatusBadGateway)
 		if got := s.agents(t, "kvlane_agent_request_errors_total") - before; got != 1 {
 			t.Errorf("stream %t: counted %g times", q.Stream, got)
 		}
-		for i := range s.workers {
-			s.workers[i].fault(t, `{"kind":"none"}`)
-		}
+		s.faultAll(t, `{"kind":"none"}`)
 		s.gateway.ask(t, q)
-		w.agent.ask(t, q)
+	}
+}
+
+// faultAll injects a fault into every engine.
+func (s *stack) faultAll(t *testing.T, body string) {
+	t.Helper()
+	for i := range s.workers {
+		s.workers[i].fault(t, body)
 	}
 }
 
@@ -91,10 +93,8 @@ func (s *stack) agents(t *testing.T, name string, labels ...string) float64 {
 // nothing behind.
 func (s *stack) testAborts(t *testing.T) {
 	const clients = 50
-	for i := range s.workers { // or the streams would keep this machine busy
-		s.workers[i].fault(t, `{"kind":"slow","factor":100}`)
-		defer s.workers[i].fault(t, `{"kind":"none"}`)
-	}
+	s.faultAll(t, `{"kind":"slow","factor":100}`) // or the streams would keep this machine busy
+	defer s.faultAll(t, `{"kind":"none"}`)
 	before := s.agents(t, "kvlane_agent_requests_aborted_total")
 	ctx, abort := context.WithCancel(t.Context())
 	defer abort()
@@ -152,18 +152,15 @@ func (s *stack) testAborts(t *testing.T) {
 // testNoEndpoint: without a worker there is a 503, and when they come back
 // requests are served.
 func (s *stack) testNoEndpoint(t *testing.T) {
-	for i := range s.workers {
-		s.workers[i].fault(t, `{"kind":"hang"}`)
-	}
+	s.faultAll(t, `{"kind":"hang"}`)
 	s.awaitReady(t, 0)
 	q := rules(s.model, "island", 4, 4)
 	s.refused(t, "no-endpoint", http.StatusServiceUnavailable, func() response {
 		return s.gateway.do(t, http.MethodPost, q.path(), string(q.body(t)))
 	})
 	s.gateway.do(t, http.MethodGet, "/v1/models", "").wantError(t, http.StatusServiceUnavailable)
-	for i := range s.workers {
-		s.workers[i].fault(t, `{"kind":"none"}`)
-	}
+	s.faultAll(t, `{"kind":"none"}`)
 	s.awaitReady(t, len(s.workers))
 	s.gateway.ask(t, q)
+	s.sameContent(t) // an engine that was slow kept its cache
 }
