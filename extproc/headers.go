@@ -32,6 +32,11 @@ const (
 	HeaderRank = "x-kvlane-rank"
 	// HeaderKnownTokens is how many of the prompt's first tokens the picker knows.
 	HeaderKnownTokens = "x-kvlane-known-tokens"
+	// HeaderUncached is how many prompt tokens the plan expects to be prefilled: the
+	// agent counts them as queued until the first token.
+	HeaderUncached = "x-kvlane-uncached"
+	// HeaderLeg marks the prefill leg between agents; no gateway passes it on.
+	HeaderLeg = "x-kvlane-leg"
 	// HeaderUpstreams is the list of HeaderDestination again, for the agent.
 	HeaderUpstreams = "x-kvlane-upstreams"
 	// HeaderDeadline is the time left for the request, ms.
@@ -56,7 +61,8 @@ func RoutingHeaders() []string {
 		HeaderDestination, KeyServed, KeySubset, "x-gateway-destination-endpoint-fallbacks",
 		HeaderPrefill, "x-prefiller-url", "x-encoder-hosts-ports", "x-kv-cache-source-host-port",
 		"x-data-parallel-host-port", "x-data-parallel-rank",
-		HeaderBooking, HeaderRank, HeaderKnownTokens, HeaderUpstreams, HeaderDeadline, HeaderTrailers,
+		HeaderBooking, HeaderRank, HeaderKnownTokens, HeaderUncached, HeaderLeg, HeaderUpstreams, HeaderDeadline,
+		HeaderTrailers,
 		"x-dynamo-worker-instance-id", "x-dynamo-dp-rank", "x-dynamo-routing-mode",
 		"x-dynamo-prefill-instance-id", "x-dynamo-prefill-dp-rank", "x-dynamo-token-data",
 		"x-dynamo-backend-instance-id", "x-dynamo-prefill-worker-id", "x-dynamo-decode-worker-id",

@@ -143,6 +143,9 @@ func routed(h head, d *Decision) *extprocv3.CommonResponse {
 	if d.Prompts == 1 { // of several prompts a sum says nothing to the agent
 		m.SetHeaders = append(m.SetHeaders, set(HeaderKnownTokens, strconv.Itoa(d.KnownTokens)))
 	}
+	if d.Prompts > 0 {
+		m.SetHeaders = append(m.SetHeaders, set(HeaderUncached, strconv.Itoa(max(1, d.Plan.ISL-d.Plan.Cached))))
+	}
 	if d.Plan.Prefill != nil {
 		m.SetHeaders = append(m.SetHeaders, set(HeaderPrefill, d.Plan.Prefill.Address))
 	}
