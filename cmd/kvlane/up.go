@@ -40,6 +40,7 @@ running until Ctrl-C. No GPU is needed. Everything listens on 127.0.0.1.`,
 	flags.StringVar(&o.Deployment, "deployment", o.Deployment, "model and GPUs whose step times the engines have")
 	flags.Float64Var(&o.TimeScale, "time-scale", o.TimeScale, "engines and the picker's constants run this many times faster")
 	flags.IntVar(&o.Blocks, "blocks", o.Blocks, "KV cache of each engine, in blocks (0 = what the deployment has)")
+	flags.IntVar(&o.MaxModelLen, "max-model-len", o.MaxModelLen, "longest prompt and output together, in tokens (0 = the engines' own)")
 	flags.IntVar(&o.BlockSize, "block-size", o.BlockSize, "block length, in tokens")
 	flags.IntVar(&f.port, "port", 0, "Envoy's port for clients (default 8080)")
 	flags.IntVar(&f.portBase, "port-base", 0, "use consecutive ports from here, for a second stack: Envoy first (0 = the documented ports)")

@@ -25,6 +25,9 @@ type Options struct {
 	// Blocks is the size of each engine's KV cache and BlockSize a block's length
 	// in tokens; 0 blocks means what the deployment has.
 	Blocks, BlockSize int
+	// MaxModelLen bounds prompt and output of one request together, tokens; 0
+	// leaves it to the engines. Traces have prompts that no model of today takes.
+	MaxModelLen int
 	// Ports are where everything listens, on loopback.
 	Ports Ports
 	// Once ends after the demo; NoDemo sends nothing.
@@ -68,6 +71,9 @@ func (o Options) Validate() error {
 	}
 	if o.Blocks < 0 || o.Blocks > 1<<24 {
 		fault("--blocks %d: want 0 to %d", o.Blocks, 1<<24)
+	}
+	if o.MaxModelLen < 0 || o.MaxModelLen > 1<<24 {
+		fault("--max-model-len %d: want 0 to %d", o.MaxModelLen, 1<<24)
 	}
 	if o.Once && o.NoDemo {
 		fault("--once and --no-demo together leave nothing to do")

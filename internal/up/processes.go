@@ -56,6 +56,7 @@ func (o Options) worker(i int, secret string) process {
 			"--", o.Binary, "engine", "sim", "--listen", addr(p.Engine), "--deployment", o.Deployment,
 			"--speed", strconv.FormatFloat(o.TimeScale, 'g', -1, 64),
 			"--blocks", strconv.Itoa(o.blocks()), "--block-size", strconv.Itoa(o.BlockSize),
+			"--max-model-len", strconv.Itoa(o.MaxModelLen),
 			"--kv-events", "tcp://" + addr(p.Events), "--kv-replay", "tcp://" + addr(p.Replay),
 		},
 		env: []string{secret},
