@@ -6,11 +6,8 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"time"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/backoff"
 
 	"github.com/kvlane/kvlane/internal/observability"
 	"github.com/kvlane/kvlane/kvindex"
@@ -103,11 +100,7 @@ func runAgent(ctx context.Context, cfg workers.Config, f agentFlags) error {
 	if err != nil {
 		return err
 	}
-	// An agent tries its log again every second, however long it was away.
-	client, err := memlog.Dial(f.log, grpc.WithConnectParams(grpc.ConnectParams{
-		Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second},
-		MinConnectTimeout: time.Second,
-	}))
+	client, err := memlog.Dial(f.log)
 	if err != nil {
 		return err
 	}

@@ -8,7 +8,9 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/keepalive"
 
 	"github.com/kvlane/kvlane/kvindex"
 	"github.com/kvlane/kvlane/kvindex/memlog/logpb"
@@ -21,6 +23,18 @@ const Silence = 20 * time.Second
 // maxMessage bounds what a client accepts: many times what a server sends, so
 // that a server with larger pages can be read.
 const maxMessage = 64 << 20
+
+// A log that comes back should be found within about a second, however long it
+// was away: gRPC's own pause grows to two minutes, and the workers would be
+// missing for as long. A log whose machine vanished without a word is noticed by
+// pings; without them writes go into the dead connection for many minutes.
+const (
+	reconnectFirst = 100 * time.Millisecond
+	reconnectMost  = time.Second
+	connectTimeout = time.Second
+	pingAfter      = 10 * time.Second // the shortest that gRPC allows
+	pingTimeout    = 5 * time.Second
+)
 
 var errSilent = errors.New("the log is silent")
 
@@ -40,6 +54,11 @@ func Dial(target string, opts ...grpc.DialOption) (*Client, error) {
 	opts = append([]grpc.DialOption{
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)),
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff:           backoff.Config{BaseDelay: reconnectFirst, Multiplier: 1.6, Jitter: 0.2, MaxDelay: reconnectMost},
+			MinConnectTimeout: connectTimeout,
+		}),
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: pingAfter, Timeout: pingTimeout}),
 	}, opts...)
 	conn, err := grpc.NewClient(target, opts...)
 	if err != nil {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -233,15 +234,17 @@ func (l *Log) bye(r *kvindex.Record) error {
 	return nil
 }
 
-// Drop forgets a worker that left without a Bye, and tells the tails.
+// Drop forgets a worker that left without a Bye, and tells the tails. One that is
+// not here is dropped by the tails all the same: it may have said Bye while a tail
+// was broken.
 func (l *Log) Drop(name kvindex.WorkerID) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	w := l.workers[name]
-	if w == nil {
-		return
-	}
 	r := kvindex.Record{Owner: kvindex.Owner{Worker: name}, Kind: kvindex.KindBye}
+	if w == nil {
+		r.Term = math.MaxUint64
+	}
 	for _, o := range w {
 		r.Term = max(r.Term, o.term)
 	}

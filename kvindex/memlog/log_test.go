@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"google.golang.org/grpc"
@@ -443,4 +444,33 @@ func TestDial(t *testing.T) {
 	if _, err := Dial("bad\x00scheme://"); err == nil {
 		t.Error("got no error for a bad target")
 	}
+}
+
+// A client asks for a log that is away about once a second, however long it has
+// been away.
+func TestReconnectsSoon(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex
+		var dials []time.Time
+		c, err := Dial("passthrough:///log", grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) {
+			mu.Lock()
+			defer mu.Unlock()
+			dials = append(dials, time.Now())
+			return nil, errors.New("refused")
+		}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		for end := time.Now().Add(5 * time.Minute); time.Now().Before(end); <-time.After(time.Second / 4) {
+			if err := c.Append(t.Context(), []kvindex.Record{stored(1, 1)}); err == nil {
+				t.Fatal("wrote to a log that is away")
+			}
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		if pause := time.Since(dials[len(dials)-1]); pause > 2*reconnectMost {
+			t.Errorf("after 5 minutes the last of %d attempts is %v ago", len(dials), pause)
+		}
+	})
 }

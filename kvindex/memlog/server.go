@@ -8,6 +8,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
 
 	"github.com/kvlane/kvlane/kvindex"
@@ -20,6 +21,15 @@ import (
 // stop would wait for them.
 func Register(r grpc.ServiceRegistrar, l *Log) {
 	logpb.RegisterLogServer(r, &service{log: l})
+}
+
+// ServerOptions are the gRPC settings that fit the clients: their pings are
+// welcome, which gRPC by default takes for an attack.
+func ServerOptions() []grpc.ServerOption {
+	return []grpc.ServerOption{
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: pingAfter / 2, PermitWithoutStream: true}),
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 2 * pingAfter, Timeout: pingTimeout}),
+	}
 }
 
 type service struct {
