@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	extprocfilterv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
@@ -228,4 +229,66 @@ func fill(size int) []byte {
 
 func post(path string, pairs ...string) *extprocv3.ProcessingRequest {
 	return requestHeadersMessage(false, append([]string{":method", "POST", ":path", path, "content-type", "application/json"}, pairs...)...)
+}
+
+// TestStop: when the server stops, a stream whose request is with a worker ends
+// as if all were said, so that Envoy lets the answer go on. One that Envoy needs
+// goes on: the request is not answered yet, or the answer's bytes pass here.
+func TestStop(t *testing.T) {
+	b := newBench(t, Default(), "192.0.2.10:8000")
+	open := func(answers extprocfilterv3.ProcessingMode_BodySendMode, in ...*extprocv3.ProcessingRequest) extprocv3.ExternalProcessor_ProcessClient {
+		st, err := b.client.Process(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		in[0].ProtocolConfig = &extprocv3.ProtocolConfiguration{
+			RequestBodyMode: extprocfilterv3.ProcessingMode_FULL_DUPLEX_STREAMED, ResponseBodyMode: answers,
+		}
+		for _, m := range in {
+			if err := st.Send(m); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return st
+	}
+	answers := func(st extprocv3.ExternalProcessor_ProcessClient, n int) {
+		t.Helper()
+		for i := range n {
+			if _, err := st.Recv(); err != nil {
+				t.Fatalf("answer %d: %v", i, err)
+			}
+		}
+	}
+	whole := func() []*extprocv3.ProcessingRequest {
+		return []*extprocv3.ProcessingRequest{post("/v1/completions"), requestBodyMessage(fill(100), true)}
+	}
+	none, duplex := extprocfilterv3.ProcessingMode_NONE, extprocfilterv3.ProcessingMode_FULL_DUPLEX_STREAMED
+	waiting := open(none, whole()...)
+	answers(waiting, 2)
+	begun := open(none, append(whole(), responseHeadersMessage(false))...)
+	answers(begun, 3)
+	uploading := open(none, post("/v1/completions"))
+	passing := open(duplex, whole()...)
+	answers(passing, 2)
+
+	b.server.Stop()
+	b.server.Stop()
+	for name, st := range map[string]extprocv3.ExternalProcessor_ProcessClient{"waiting": waiting, "begun": begun} {
+		if _, err := st.Recv(); !errors.Is(err, io.EOF) {
+			t.Errorf("%s: want the end, got %v", name, err)
+		}
+	}
+	if err := uploading.Send(requestBodyMessage(fill(100), true)); err != nil {
+		t.Fatal(err)
+	}
+	answers(uploading, 2)
+	if _, err := uploading.Recv(); !errors.Is(err, io.EOF) {
+		t.Errorf("a request that was answered after the stop: want the end, got %v", err)
+	}
+	if err := passing.Send(responseHeadersMessage(false)); err != nil {
+		t.Fatal(err)
+	}
+	answers(passing, 1)
+	_ = passing.CloseSend()
+	b.settle()
 }

@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	extprocfilterv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"google.golang.org/grpc"
 
@@ -33,6 +34,9 @@ type Server struct {
 	ids     ids
 	streams atomic.Int64
 	buffers budget
+
+	stop     sync.Once
+	stopping chan struct{} // closed by Stop
 }
 
 // New makes a server for a valid configuration.
@@ -45,6 +49,8 @@ func New(cfg Config, router *Router, m *Metrics, log *slog.Logger) (*Server, err
 		routing: make(map[string]bool), clock: time.Now, newID: randomID,
 		ids:     ids{open: make(map[string]struct{})},
 		buffers: budget{limit: cfg.MaxBufferedBytes, gauge: m.BufferedBytes},
+
+		stopping: make(chan struct{}),
 	}
 	for _, h := range RoutingHeaders() {
 		s.routing[h] = true
@@ -71,6 +77,11 @@ func (c Config) ServerOptions() []grpc.ServerOption {
 	}
 }
 
+// Stop ends the streams whose request is with a worker, politely: Envoy lets
+// their answers go on without us, where it would cut each of them if the
+// connection broke. Requests that are not answered yet are served as before.
+func (s *Server) Stop() { s.stop.Do(func() { close(s.stopping) }) }
+
 // Process serves one request. It never returns an error: Envoy would answer it
 // with a 500 of its own.
 func (s *Server) Process(g extprocv3.ExternalProcessor_ProcessServer) error {
@@ -79,11 +90,8 @@ func (s *Server) Process(g extprocv3.ExternalProcessor_ProcessServer) error {
 	r := &run{server: s, grpc: g, stream: newStream(s)}
 	defer r.close()
 	for {
-		in, err := g.Recv()
-		if err != nil {
-			return nil // the end, or a client that left: both are ordinary
-		}
-		if !r.handle(in) {
+		in, ok := r.receive()
+		if !ok || !r.handle(in) {
 			return nil
 		}
 	}
@@ -99,6 +107,37 @@ type run struct {
 	timer  *time.Timer // of stream.deadline; nil if none was needed yet
 	closed bool
 	out    responses // reused
+}
+
+// receive waits for a message. False is the end, a client that left, or that this
+// server stops: all are ordinary.
+func (r *run) receive() (*extprocv3.ProcessingRequest, bool) {
+	if !r.dispensable() {
+		in, err := r.grpc.Recv()
+		return in, err == nil
+	}
+	received := make(chan *extprocv3.ProcessingRequest, 1)
+	go func() { // ends at the latest when the stream does, which is right after a stop
+		in, err := r.grpc.Recv()
+		if err != nil {
+			in = nil
+		}
+		received <- in
+	}()
+	select {
+	case in := <-received:
+		return in, in != nil
+	case <-r.server.stopping:
+		return nil, false
+	}
+}
+
+// dispensable reports whether Envoy needs nothing of this stream any more: the
+// request is with a worker, and the answer's bytes do not pass here.
+func (r *run) dispensable() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.stream.phase == sent && r.stream.responseMode == extprocfilterv3.ProcessingMode_NONE
 }
 
 // handle answers one message; false ends the stream.

@@ -74,7 +74,7 @@ func Run(ctx context.Context, c config.Config, l Listen, secret string, logger *
 	extProc := grpc.NewServer(c.ExtProc.ServerOptions()...)
 	p.server.Register(extProc)
 	p.health.Register(extProc)
-	health, log := grpc.NewServer(), grpc.NewServer()
+	health, log := grpc.NewServer(), grpc.NewServer(memlog.ServerOptions()...)
 	p.health.Register(health)
 	memlog.Register(log, p.log)
 
@@ -95,7 +95,10 @@ func Run(ctx context.Context, c config.Config, l Listen, secret string, logger *
 	part("serve the admin page", func() error { return observability.Serve(ctx, open.admin, p.admin.handler()) })
 	p.health.SetReady(true)
 	logger.Info("picker is up", "ext_proc", l.ExtProc, "health", l.Health, "log", l.Log, "admin", l.Admin, "policy", c.Picker.Policy)
-	context.AfterFunc(ctx, func() { p.health.SetReady(false) })
+	context.AfterFunc(ctx, func() {
+		p.health.SetReady(false)
+		p.server.Stop()
+	})
 	return g.Wait()
 }
 

@@ -138,6 +138,38 @@ func TestSilentWorkerIsDropped(t *testing.T) {
 	})
 }
 
+// A worker that says Bye while the tail is broken is not in the snapshot of the
+// next tail. It is forgotten all the same.
+func TestByeBetweenTails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newParts(t)
+		owner := kvindex.Owner{Worker: "10.0.0.1"}
+		for _, r := range []kvindex.Record{
+			{Owner: owner, Epoch: 1, Term: 1, Kind: kvindex.KindHello, Hello: &kvindex.Hello{
+				Address: "10.0.0.1:8000", Ready: true, Model: "m", Served: []string{"m"}, BlockSize: 16, LeaseMs: 3000,
+			}},
+			{Owner: owner, Epoch: 1, Term: 1, Seq: 1, Kind: kvindex.KindStored, Stored: &kvindex.Stored{Hashes: []kvindex.BlockHash{1, 2}}},
+		} {
+			p.follower.one(&r, time.Now()) // of a tail that broke
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 2)
+		go func() { done <- p.follower.run(ctx) }()
+		go func() { done <- p.follower.dropSilent(ctx, p.log) }()
+		time.Sleep(config.Default().Picker.LeaseGrace + time.Minute) //nolint:forbidigo // the bubble's clock
+		synctest.Wait()
+		if n, silent := p.follower.index.Stats().Blocks, p.follower.silent(time.Now()); n != 0 || len(silent) != 0 {
+			t.Errorf("index has %d blocks, silent workers: %v", n, silent)
+		}
+		cancel()
+		for range 2 {
+			if err := <-done; err != nil {
+				t.Error(err)
+			}
+		}
+	})
+}
+
 // A port in use ends Run before anything is served, with one error that names it.
 func TestRunNamesThePort(t *testing.T) {
 	taken, err := net.Listen("tcp", "127.0.0.1:0")

@@ -79,8 +79,8 @@ func (f *follower) apply(records []kvindex.Record) error {
 // the owner's blocks are unknown until its writer sends a snapshot.
 func (f *follower) one(r *kvindex.Record, now time.Time) {
 	f.records.Add(1)
-	f.note(r)
 	f.pool.Apply(r, now)
+	f.note(r) // after the pool: whoever is noted and not there is taken for gone
 	err := f.index.Apply(r)
 	if r.Learned != nil && err == nil {
 		f.prefixes.Learn(r.Learned)
