@@ -1,9 +1,14 @@
 package extproc
 
 import (
+	"strings"
 	"sync"
 	"time"
 )
+
+// maxShown is the most that is kept of each text of a client in an entry,
+// bytes: a path or a model's name may be as long as headers or bodies may be.
+const maxShown = 256
 
 // Entry is one answered request as `kvlane explain` shows it.
 type Entry struct {
@@ -63,6 +68,7 @@ func (p *Plans) add(e Entry) {
 	if len(p.ring) == 0 {
 		return
 	}
+	e.Path, e.Refusal, e.Decision.Model = shown(e.Path), shown(e.Refusal), shown(e.Decision.Model)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	old := p.ring[p.next].id()
@@ -72,6 +78,14 @@ func (p *Plans) add(e Entry) {
 	p.ring[p.next] = e
 	p.byID[e.id()] = p.next
 	p.next = (p.next + 1) % len(p.ring)
+}
+
+// shown is the beginning of a text, and nothing of the memory of the rest.
+func shown(s string) string {
+	if len(s) <= maxShown {
+		return s
+	}
+	return strings.ToValidUTF8(s[:maxShown], "") + "..."
 }
 
 // update changes the newest entry of an id, if it is still kept.

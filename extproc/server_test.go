@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/kvlane/kvlane/kvindex"
 	"github.com/kvlane/kvlane/picker"
@@ -82,6 +83,13 @@ func TestPlans(t *testing.T) {
 	p.add(entry("d", 5)) // pushes b out
 	if _, ok := p.Get("b"); ok || len(p.byID) != 3 {
 		t.Errorf("b is still there, %d ids", len(p.byID))
+	}
+	long := entry("e", 6)
+	long.Path, long.Decision.Model = strings.Repeat("/é", 1<<20), strings.Repeat("m", 32<<20)
+	long.Refusal = "no-model: " + long.Decision.Model
+	p.add(long)
+	if e, _ := p.Get("e"); len(e.Path)+len(e.Decision.Model)+len(e.Refusal) > 3*(maxShown+3) || !utf8.ValidString(e.Path) {
+		t.Errorf("a client's texts of %d, %d and %d bytes are kept", len(e.Path), len(e.Decision.Model), len(e.Refusal))
 	}
 	none := NewPlans(0)
 	none.add(entry("a", 1))
