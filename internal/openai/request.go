@@ -187,8 +187,20 @@ func (r *Request) readPrompts() error {
 	return BadRequest("invalid_value", "prompt", "prompt must not be empty.")
 }
 
+// maxPrompts bounds the prompts of one request. Each takes memory of its own
+// here, so that a body of empty prompts would take fifty times its size; engines
+// take far more for each.
+const maxPrompts = 1 << 14
+
+func tooManyPrompts() error {
+	return BadRequest("invalid_value", "prompt", fmt.Sprintf("prompt must not have more than %d elements.", maxPrompts))
+}
+
 func (r *Request) readTexts() error {
 	for e := range elements(r.prompt) {
+		if r.TextPrompts == maxPrompts {
+			return tooManyPrompts()
+		}
 		if !isString(e) {
 			return wrongType(fmt.Sprintf("prompt[%d]", r.TextPrompts), "a string like the ones before it")
 		}
@@ -199,6 +211,9 @@ func (r *Request) readTexts() error {
 
 func (r *Request) readTokenLists() error {
 	for e := range elements(r.prompt) {
+		if len(r.TokenPrompts) == maxPrompts {
+			return tooManyPrompts()
+		}
 		param := fmt.Sprintf("prompt[%d]", len(r.TokenPrompts))
 		if !isArray(e) {
 			return wrongType(param, "a list of token ids like the ones before it")

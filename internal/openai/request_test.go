@@ -171,3 +171,15 @@ func TestMember(t *testing.T) {
 		t.Error("got a member that is not there")
 	}
 }
+
+// TestManyPrompts: the number of prompts is bounded, and so is their memory.
+func TestManyPrompts(t *testing.T) {
+	for _, prompt := range []string{`""`, `[1]`} {
+		for _, n := range []int{maxPrompts, maxPrompts + 1} {
+			_, err := Parse(APICompletions, []byte(`{"prompt":[`+strings.Repeat(prompt+",", n-1)+prompt+`]}`))
+			if (err == nil) != (n == maxPrompts) {
+				t.Errorf("%d prompts %s: %v", n, prompt, err)
+			}
+		}
+	}
+}
