@@ -30,7 +30,7 @@ func (l *leg) place(w *worker, now time.Time) {
 	l.on, l.accepted = w, false
 	w.open++
 	if l.uncached > 0 {
-		w.queue.push(l, now)
+		w.queue.push(l, w.rates(), now)
 	}
 }
 

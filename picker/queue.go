@@ -61,10 +61,11 @@ func (q *queue) ms(r rates, now time.Time) float64 {
 	return r.decodeMs/2 + max(ours-spent, floorShare*ours) + max(others-spare, floorShare*others)
 }
 
-// push appends a leg that was booked now.
-func (q *queue) push(l *leg, now time.Time) {
-	if len(q.legs) == 0 {
-		q.start = now
+// push appends a leg that was booked now. A worker that should be through with
+// what it had begins with it now: the time since then was not spent on it.
+func (q *queue) push(l *leg, r rates, now time.Time) {
+	if through := q.start.Add(duration(r.ms(q.tokens, q.area))); len(q.legs) == 0 || through.Before(now) {
+		q.start = now.Add(-duration(r.ms(q.tokens, q.area)))
 	}
 	q.legs = append(q.legs, l)
 	q.tokens += l.uncached
