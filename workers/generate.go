@@ -18,6 +18,10 @@ import (
 // streamBuffer is the largest piece read from a stream at once, bytes.
 const streamBuffer = 32 << 10
 
+// transferMember is the member of a body that tells an engine where a prompt's
+// KV lies.
+const transferMember = "kv_transfer_params"
+
 // exchange is one request to the engine and its answer.
 type exchange struct {
 	proxy *proxy
@@ -50,7 +54,7 @@ func (p *proxy) generate(w http.ResponseWriter, r *http.Request, rt routing, api
 		x.req = req
 		blind = !req.Stream
 		if rt.leg != LegPrefill { // the decode leg teaches the same prompt
-			x.pupil = p.learner.begin(req)
+			x.pupil = p.learner.begin(req, rt.known)
 		}
 	}
 	tokens := uncached(rt, int64(len(body)))
@@ -88,6 +92,11 @@ func (x *exchange) run(ctx context.Context) {
 		if params != nil {
 			edits = x.req.DecodeEdits(params)
 		}
+	}
+	if edits == nil && x.rt.leg != LegPrefill && x.req != nil && x.req.Member(transferMember) != nil {
+		// Where an engine fetches KV from is for agents to say: a client could make it
+		// connect to any address.
+		edits = append(edits, openai.Edit{Name: transferMember})
 	}
 	if x.pupil != nil && !x.req.ReturnTokenIDs {
 		edits = append(edits, openai.Edit{Name: "return_token_ids", Value: []byte("true")})

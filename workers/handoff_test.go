@@ -361,3 +361,19 @@ func TestPrefillTargets(t *testing.T) {
 		t.Errorf("after its bye: status %d, want 403", code)
 	}
 }
+
+// TestTransferIsNotTheClients: a client cannot say from where an engine fetches
+// KV, with or without a prefill leg.
+func TestTransferIsNotTheClients(t *testing.T) {
+	e, a, _ := attach(t, nil)
+	e.answersJSON(http.StatusOK, `{"choices":[]}`)
+	for _, name := range []string{"kv_transfer_params", `kv\u005ftransfer_params`} {
+		body := `{"model":"base","` + name + `":{"do_remote_prefill":true,"remote_host":"192.0.2.99","remote_port":80},"prompt":[1,2]}`
+		if code, _, answer := post(t, a.url+"/v1/completions", body); code != http.StatusOK {
+			t.Fatalf("status %d: %s", code, answer)
+		}
+		if got := e.last().body; got != `{"model":"base","prompt":[1,2]}` {
+			t.Errorf("the engine got %s", got)
+		}
+	}
+}

@@ -18,6 +18,9 @@ const (
 	// HeaderUncached is how many prompt tokens the picker expects the engine to
 	// compute, a decimal number.
 	HeaderUncached = "X-Kvlane-Uncached"
+	// HeaderKnownTokens is how many of the prompt's first tokens the picker knew, a
+	// decimal number.
+	HeaderKnownTokens = "X-Kvlane-Known-Tokens"
 	// HeaderRank is the data-parallel rank that was chosen.
 	HeaderRank = "X-Kvlane-Rank"
 	// HeaderLeg marks the prefill leg of a P/D request; its value is LegPrefill.
@@ -42,8 +45,10 @@ type routing struct {
 	prefill []string
 	// uncached is -1 where the picker did not say.
 	uncached int64
-	rank     string // a number, or empty
-	leg      string
+	// known is how much of the prompt the picker knew, tokens; -1 likewise.
+	known int64
+	rank  string // a number, or empty
+	leg   string
 }
 
 // takeRouting reads the picker's headers and removes everything that steers.
@@ -51,6 +56,7 @@ func takeRouting(h http.Header) routing {
 	rt := routing{
 		booking:  h.Get(HeaderBooking),
 		uncached: -1,
+		known:    -1,
 		leg:      h.Get(HeaderLeg),
 	}
 	if len(rt.booking) > maxBooking {
@@ -58,6 +64,9 @@ func takeRouting(h http.Header) routing {
 	}
 	if n, err := strconv.ParseInt(h.Get(HeaderUncached), 10, 32); err == nil && n >= 0 {
 		rt.uncached = n
+	}
+	if n, err := strconv.ParseInt(h.Get(HeaderKnownTokens), 10, 32); err == nil && n >= 0 {
+		rt.known = n
 	}
 	if n, err := strconv.ParseUint(h.Get(HeaderRank), 10, 16); err == nil {
 		rt.rank = strconv.FormatUint(n, 10)

@@ -9,6 +9,10 @@ import (
 	"github.com/kvlane/kvlane/kvindex"
 )
 
+// maxLesson is the largest lesson that is published, bytes of hashes; a log takes
+// 3 MiB. A text of 2 MiB takes half of it.
+const maxLesson = 2 << 20
+
 // learner turns what an engine made of a prompt into Learned records.
 type learner struct {
 	secret    string
@@ -29,15 +33,20 @@ type pupil struct {
 	seed    kvindex.Seed
 	streams []*kvindex.ChunkHasher
 	taught  bool
+	// known is how many tokens of the prompt the picker knew, -1 if it did not say.
+	// forgotten: it was told more than that before.
+	known     int64
+	forgotten bool
 }
 
 // wants reports whether the token ids of a request's prompt can teach anything:
 // prompts that are ids already cannot.
 func wants(req *openai.Request) bool { return req.TextPrompts > 0 }
 
-// begin prepares to learn from the answer to a request. It returns nil if there
-// is nothing to learn.
-func (l *learner) begin(req *openai.Request) *pupil {
+// begin prepares to learn from the answer to a request, of whose prompt the
+// picker knew so many tokens (-1: it did not say). It returns nil if there is
+// nothing to learn.
+func (l *learner) begin(req *openai.Request, known int64) *pupil {
 	if !wants(req) {
 		return nil
 	}
@@ -46,7 +55,7 @@ func (l *learner) begin(req *openai.Request) *pupil {
 		l.metrics.Unlearned.WithLabelValues("no_block_size").Inc()
 		return nil
 	}
-	p := &pupil{learner: l, request: req, ns: kvindex.Namespace{
+	p := &pupil{learner: l, request: req, known: known, ns: kvindex.Namespace{
 		Model: s.Models.Base, Salt: req.CacheSalt, BlockSize: s.Metrics.BlockSize,
 	}}
 	if slices.Contains(s.Models.Adapters, req.Model) {
@@ -65,7 +74,9 @@ func (p *pupil) prompts(ctx context.Context, a *openai.Answer) {
 	p.taught = true
 	p.streams = p.request.Hashers(p.seed)
 	for i, h := range p.streams {
-		p.learner.learn(ctx, p.lesson(h, promptIDs(p.request, a, i)))
+		d := p.lesson(h, promptIDs(p.request, a, i))
+		p.forgotten = len(p.streams) == 1 && p.learner.forgotten(d, p.known)
+		p.learner.learn(ctx, d, p.forgotten)
 	}
 }
 
@@ -103,7 +114,7 @@ func (p *pupil) reply(ctx context.Context, a *openai.Answer) {
 	}
 	h := p.streams[0].Clone()
 	p.request.Reply(h, c.Text)
-	p.learner.learn(ctx, p.lesson(h, slices.Concat(promptIDs(p.request, a, 0), c.TokenIDs)))
+	p.learner.learn(ctx, p.lesson(h, slices.Concat(promptIDs(p.request, a, 0), c.TokenIDs)), p.forgotten)
 }
 
 // rewrites reports whether the request makes the engine return a text that is
@@ -131,13 +142,18 @@ func (p *pupil) lesson(h *kvindex.ChunkHasher, ids []uint32) *kvindex.Learned {
 	}
 }
 
-// learn publishes a lesson unless it says nothing new.
-func (l *learner) learn(ctx context.Context, d *kvindex.Learned) {
+// learn publishes a lesson unless it says nothing new; again does so all the
+// same.
+func (l *learner) learn(ctx context.Context, d *kvindex.Learned, again bool) {
 	if len(d.Chunks) == 0 || d.Tokens == 0 {
 		return
 	}
+	if 8*(len(d.Chunks)+len(d.Blocks)) > maxLesson {
+		l.metrics.Unlearned.WithLabelValues("too_long").Inc()
+		return
+	}
 	l.mu.Lock()
-	known := l.knows(d)
+	known := !again && l.knows(d)
 	l.mu.Unlock()
 	if known {
 		l.metrics.Unlearned.WithLabelValues("known").Inc()
@@ -149,6 +165,18 @@ func (l *learner) learn(ctx context.Context, d *kvindex.Learned) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.published.Learn(d)
+}
+
+// forgotten reports whether the picker knew less than half of what was published
+// of a prompt: it was restarted, or let go of the text for newer ones.
+func (l *learner) forgotten(d *kvindex.Learned, picker int64) bool {
+	if picker < 0 {
+		return false
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	k := l.published.Lookup(d.Chunks, nil)
+	return 2*picker+int64(d.BlockSize) < int64(k.Tokens)
 }
 
 // knows reports whether all chunks of a lesson are published with the same

@@ -5,8 +5,10 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/kvlane/kvlane/internal/openai"
 	"github.com/kvlane/kvlane/kvindex"
@@ -116,6 +118,15 @@ func TestLearning(t *testing.T) {
 				t.Errorf("the same turn again published %v lessons", got-before)
 			}
 			w.await("all lessons", func(rs []kvindex.Record) bool { return count(rs) == int(before) })
+			// A picker that knows as much is not told again, one that has forgotten is:
+			// prompt and reply.
+			for _, c := range []struct{ known, lessons int }{{len(rendered) / 2, 0}, {0, 2}} {
+				before := a.metric("learned_total")
+				post(t, a.url+"/v1/chat/completions", first, HeaderKnownTokens, strconv.Itoa(c.known))
+				if got := a.metric("learned_total") - before; got != float64(c.lessons) {
+					t.Errorf("a picker that knew %d tokens of the prompt was told %v lessons, want %d", c.known, got, c.lessons)
+				}
+			}
 		})
 	}
 	if got := w.known("another", "", fmt.Sprintf(`{"messages":[{"role":"system","content":%q}]}`, system)); len(got) != 0 {
@@ -183,4 +194,31 @@ func TestHello(t *testing.T) {
 	w.await("not ready, then bye", func(rs []kvindex.Record) bool {
 		return !lastHello(rs).Ready && rs[len(rs)-1].Kind == kvindex.KindBye
 	})
+}
+
+// TestLessonTooLong: a lesson that no log would take is not published. It would be
+// in every snapshot, and nothing of this worker would reach the log any more.
+func TestLessonTooLong(t *testing.T) {
+	_, a, _ := attach(t, nil)
+	n := maxLesson/8 - 1
+	for _, chunks := range []int{n + 2, n} {
+		d := &kvindex.Learned{
+			Chunks: make([]kvindex.ChunkHash, chunks), Bytes: uint32(chunks) * kvindex.ChunkSize,
+			Tokens: 16, BlockSize: 16, Blocks: make([]kvindex.BlockHash, 1),
+		}
+		for i := range d.Chunks {
+			d.Chunks[i] = kvindex.ChunkHash(i + 1)
+		}
+		a.proxy.learner.learn(t.Context(), d, false)
+	}
+	if got := a.metric("unlearned_total", "too_long"); got != 1 {
+		t.Errorf("%v lessons were too long, want 1", got)
+	}
+	for waits := time.After(patience); a.metric("learned_total") != 1; {
+		select {
+		case <-waits:
+			t.Fatal("the longest lesson that is allowed was not published")
+		case <-time.After(time.Millisecond):
+		}
+	}
 }

@@ -80,7 +80,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 			Buckets: prometheus.ExponentialBuckets(0.005, 2, 15),
 		}),
 		Prefill:   counters("prefill_total", "Prefill legs on another worker by result; failed ones that were done here are a fallback too.", "result"),
-		Unlearned: counters("unlearned_total", "Answers that taught nothing, by reason: known, no_ids, no_block_size.", "reason"),
+		Unlearned: counters("unlearned_total", "Answers that taught nothing, by reason: known, no_ids, no_block_size, too_long.", "reason"),
 
 		EngineUp: gauge("engine_up", "1 if the engine takes requests."),
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"mime"
 	"net"
 	"net/http"
 	"net/http/httputil"
@@ -114,7 +115,7 @@ func (p *proxy) pass(w http.ResponseWriter, r *http.Request, rt routing) {
 	rec := &recorder{ResponseWriter: w}
 	var in *request
 	if rt.booking != "" {
-		in = p.load.begin(time.Now(), rt.booking, uncached(rt, r.ContentLength), true)
+		in = p.load.begin(time.Now(), rt.booking, uncached(rt, textBytes(r)), true)
 		defer func() {
 			in.end(time.Now(), kvindex.Sample{CachedTokens: -1, Aborted: rec.code >= 500 || r.Context().Err() != nil})
 		}()
@@ -129,6 +130,15 @@ func (p *proxy) pass(w http.ResponseWriter, r *http.Request, rt routing) {
 		}
 	}()
 	p.direct.ServeHTTP(rec, r)
+}
+
+// textBytes is the length of a body that may be a prompt: JSON, and not a file
+// or a recording.
+func textBytes(r *http.Request) int64 {
+	if kind, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || kind != "application/json" {
+		return 0
+	}
+	return r.ContentLength
 }
 
 // uncached is the prompt's work in tokens: as the picker predicted it, else
