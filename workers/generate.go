@@ -295,6 +295,11 @@ func (x *exchange) sample() kvindex.Sample {
 			prompt += len(c.PromptTokenIDs)
 		}
 	}
+	if prompt == 0 && x.req != nil { // ids that the client sent do not come back
+		for _, ids := range x.req.TokenPrompts {
+			prompt += len(ids)
+		}
+	}
 	if u := x.answer.Usage; u != nil {
 		prompt, output = u.Prompt, u.Completion
 		s.CachedTokens = int32(u.Cached)

@@ -372,6 +372,32 @@ func TestStreamArrivesAtOnce(t *testing.T) {
 	a.idle()
 }
 
+// TestContextOfTokenPrompts: a prompt of ids counts as context once it is
+// prefilled, though no ids come back.
+func TestContextOfTokenPrompts(t *testing.T) {
+	e, a, w := attach(t, nil)
+	next := make(chan struct{})
+	e.answers(func(rw http.ResponseWriter, _ *http.Request) {
+		rw.Header().Set("Content-Type", "text/event-stream")
+		io.WriteString(rw, "data: {\"choices\":[{\"index\":0,\"text\":\"x\"}]}\n\n")
+		http.NewResponseController(rw).Flush()
+		<-next
+	})
+	req, _ := http.NewRequestWithContext(t.Context(), http.MethodPost, a.url+"/v1/completions",
+		strings.NewReader(`{"prompt":[[1,2,3],[4,5]],"stream":true}`))
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	w.await("the context", func(rs []kvindex.Record) bool {
+		return has(rs, func(r *kvindex.Record) bool { return r.Kind == kvindex.KindLoad && r.Load.ContextTokens == 5 })
+	})
+	close(next)
+	io.Copy(io.Discard, resp.Body)
+	a.idle()
+}
+
 // TestClientsThatGoAway: an abort reaches the engine and leaves no count behind.
 func TestClientsThatGoAway(t *testing.T) {
 	e, a, _ := attach(t, nil)
