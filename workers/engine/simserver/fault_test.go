@@ -158,6 +158,14 @@ func TestFaultsAreLocal(t *testing.T) {
 		if w.Code != want {
 			t.Errorf("from %s: status %d, want %d", addr, w.Code, want)
 		}
+		r = httptest.NewRequest(http.MethodPost, "/sim/fault", strings.NewReader(`{"kind":"none"}`))
+		r.RemoteAddr = addr
+		r.Header.Set("X-Forwarded-Proto", "http") // through a gateway and an agent
+		w = httptest.NewRecorder()
+		s.Handler().ServeHTTP(w, r)
+		if w.Code != http.StatusForbidden {
+			t.Errorf("from %s for another: status %d, want 403", addr, w.Code)
+		}
 	}
 }
 
