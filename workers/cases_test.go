@@ -302,9 +302,10 @@ func (s *stage) step(i int, st step) {
 	p := s.sockets[st.From]
 	switch st.Do {
 	case "publish":
-		p.send(st.Seq, unhex(s.t, st.Hex))
+		send := func() { p.send(st.Seq, unhex(s.t, st.Hex)) }
+		send()
 		if s.gate == nil {
-			s.settle(st.From, st.Seq)
+			s.settle(st.From, st.Seq, send)
 		}
 	case "ask":
 		s.ask(i, st)
@@ -330,7 +331,7 @@ func (s *stage) step(i int, st step) {
 			<-s.sockets["w1"].router.asked
 			close(s.gate)
 			s.gate = nil
-			s.settle("w1", 5)
+			s.settle("w1", 5, func() {})
 		}
 	default:
 		s.t.Fatalf("step %d: do %q", i, st.Do)
@@ -346,16 +347,27 @@ func unhex(t *testing.T, s string) []byte {
 	return b
 }
 
+// resendAfter is how long a batch may take on a busy machine before it is taken
+// for lost.
+const resendAfter = 3 * time.Second
+
 // settle waits until a live batch was handled and all that follows from it is in
-// the index: a marker written behind it has arrived.
-func (s *stage) settle(from string, seq uint64) {
+// the index: a marker written behind it has arrived. A publisher may lose what it
+// sends while a subscriber joins, so a batch that does not arrive is sent again; a
+// repeat changes nothing.
+func (s *stage) settle(from string, seq uint64, again func()) {
 	s.t.Helper()
+	resend := time.NewTicker(resendAfter)
+	defer resend.Stop()
 	for timeout := time.After(patience); ; {
 		select {
 		case got := <-s.handled[from]:
 			if got != seq {
 				continue
 			}
+		case <-resend.C:
+			again()
+			continue
 		case <-timeout:
 			s.t.Fatalf("%s did not handle batch %d", from, seq)
 		}
@@ -431,7 +443,7 @@ func TestForeignMessages(t *testing.T) {
 		t.Errorf("%v bad frames and %v foreign topics, want 2 and 1", f, tp)
 	}
 	p.send(2, []byte("not msgpack"))
-	s.settle("w1", 2)
+	s.settle("w1", 2, func() {})
 	if n := a.metric("kv_batches_total", "bad"); n != 1 {
 		t.Errorf("%v bad batches, want 1", n)
 	}
