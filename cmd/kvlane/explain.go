@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"syscall"
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
@@ -32,6 +33,9 @@ plan that would be made now; nothing is sent or booked.`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			view, err := f.ask(cmd, args)
+			if errors.Is(err, syscall.ECONNREFUSED) {
+				return fmt.Errorf("no picker at %s (is `kvlane up` running?): %w", f.admin, err)
+			}
 			if err != nil {
 				return err
 			}

@@ -31,9 +31,14 @@ it knows which worker holds which KV-cache blocks and how busy each one is, and
 tells Envoy through ext_proc.
 
 Start with "kvlane up": a whole system on this machine, without a GPU.`,
+		Version:       version(),
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
+	root.SetVersionTemplate("{{.Version}}\n")
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		return fmt.Errorf("%w; see %s --help", err, cmd.CommandPath())
+	})
 	root.CompletionOptions.HiddenDefaultCmd = true
 	root.AddCommand(
 		newUpCommand(), newEPPCommand(), newAgentCommand(), newEngineCommand(),

@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kvlane/kvlane/internal/replay"
+	"github.com/kvlane/kvlane/picker"
 	"github.com/kvlane/kvlane/workers/engine/bpe"
 )
 
@@ -39,7 +40,12 @@ equal text. Start the stack first, for example:
 
   kvlane up --engines 4 --blocks 589 --block-size 512 --time-scale 8 --no-demo
   kvlane replay test/data/traces/conversation_trace.jsonl.gz --limit 1000 --speed 0.5 --time-scale 8`,
-		Args: cobra.ExactArgs(1),
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return fmt.Errorf("want one TRACE file, not %d; see kvlane replay --help", len(args))
+			}
+			return nil
+		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return runReplay(cmd, args[0], &f)
 		},
@@ -61,6 +67,11 @@ equal text. Start the stack first, for example:
 func runReplay(cmd *cobra.Command, path string, f *replayFlags) error {
 	if f.options.Speed <= 0 || f.options.TimeScale <= 0 {
 		return errors.New("--speed and --time-scale: want more than 0")
+	}
+	if f.policy != "" { // the picker passes over a name that it does not know
+		if _, err := picker.ParsePolicy(f.policy); err != nil {
+			return fmt.Errorf("--policy: %w", err)
+		}
 	}
 	entries, err := replay.Load(path, f.limit)
 	if err != nil {

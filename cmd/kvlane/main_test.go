@@ -1,0 +1,35 @@
+package main
+
+import (
+	"io"
+	"net"
+	"strings"
+	"testing"
+)
+
+// TestMistakes checks that a wrong command line is told from a right one before
+// anything runs, and says what to do.
+func TestMistakes(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	nobody := l.Addr().String()
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct{ args, want string }{
+		{"replay", "want one TRACE file, not 0; see kvlane replay --help"},
+		{"replay t.jsonl --policy roundrobin", `--policy: policy "roundrobin": want kv, round-robin, least-requests or random`},
+		{"explain --frob", "unknown flag: --frob; see kvlane explain --help"},
+		{"explain x --admin " + nobody, "no picker at " + nobody + " (is `kvlane up` running?)"},
+	} {
+		root := newRootCommand()
+		root.SetArgs(strings.Fields(test.args))
+		root.SetOut(io.Discard)
+		root.SetErr(io.Discard)
+		if err := root.ExecuteContext(t.Context()); err == nil || !strings.HasPrefix(err.Error(), test.want) {
+			t.Errorf("kvlane %s: got %v, want %s", test.args, err, test.want)
+		}
+	}
+}
