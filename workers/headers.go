@@ -21,7 +21,9 @@ const (
 	// HeaderKnownTokens is how many of the prompt's first tokens the picker knew, a
 	// decimal number.
 	HeaderKnownTokens = "X-Kvlane-Known-Tokens"
-	// HeaderRank is the data-parallel rank that was chosen.
+	// HeaderRank is the data-parallel rank that was chosen. It is not passed on: an
+	// agent announces one endpoint, so the picker knows no rank but 0, and an engine
+	// that is told so would leave its other ranks idle.
 	HeaderRank = "X-Kvlane-Rank"
 	// HeaderLeg marks the prefill leg of a P/D request; its value is LegPrefill.
 	HeaderLeg = "X-Kvlane-Leg"
@@ -29,8 +31,6 @@ const (
 	LegPrefill = "prefill"
 	// HeaderRequestID names a request from end to end.
 	HeaderRequestID = "X-Request-Id"
-	// headerEngineRank is how vLLM is told which rank serves a request.
-	headerEngineRank = "X-Data-Parallel-Rank"
 )
 
 // maxBooking is the longest booking id that is believed, bytes: a picker's is a
@@ -47,7 +47,6 @@ type routing struct {
 	uncached int64
 	// known is how much of the prompt the picker knew, tokens; -1 likewise.
 	known int64
-	rank  string // a number, or empty
 	leg   string
 }
 
@@ -67,9 +66,6 @@ func takeRouting(h http.Header) routing {
 	}
 	if n, err := strconv.ParseInt(h.Get(HeaderKnownTokens), 10, 32); err == nil && n >= 0 {
 		rt.known = n
-	}
-	if n, err := strconv.ParseUint(h.Get(HeaderRank), 10, 16); err == nil {
-		rt.rank = strconv.FormatUint(n, 10)
 	}
 	for _, name := range []string{HeaderPrefill, headerPrefillURL} {
 		for _, line := range h.Values(name) {

@@ -79,9 +79,6 @@ func (p *proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	p.metrics.InFlight.Inc()
 	defer p.metrics.InFlight.Dec()
 	rt := takeRouting(r.Header)
-	if rt.rank != "" && len(p.cfg.KVEvents) > 1 {
-		r.Header.Set(headerEngineRank, rt.rank)
-	}
 	if bad, ok := p.forbidden(rt); ok {
 		p.metrics.Prefill.WithLabelValues("refused_target").Inc()
 		p.log.Warn("refused a prefill target", "target", bad, "remote", r.RemoteAddr)

@@ -372,6 +372,22 @@ func TestStreamArrivesAtOnce(t *testing.T) {
 	a.idle()
 }
 
+// TestRanksAreTheEngines: with several ranks behind one endpoint the engine
+// chooses among them, whatever the picker wrote.
+func TestRanksAreTheEngines(t *testing.T) {
+	p, q := newPublisherSocket(t, true), newPublisherSocket(t, true)
+	e, a, _ := attach(t, func(c *Config) {
+		c.KVEvents, c.KVReplay = []string{p.events, q.events}, []string{p.replay, q.replay}
+	})
+	e.answersJSON(http.StatusOK, `{"choices":[]}`)
+	if code, _, body := post(t, a.url+"/v1/completions", `{"prompt":"q"}`, HeaderRank, "0"); code != http.StatusOK {
+		t.Fatalf("status %d: %s", code, body)
+	}
+	if rank, ok := e.last().header["X-Data-Parallel-Rank"]; ok {
+		t.Errorf("the engine was told rank %v", rank)
+	}
+}
+
 // TestContextOfTokenPrompts: a prompt of ids counts as context once it is
 // prefilled, though no ids come back.
 func TestContextOfTokenPrompts(t *testing.T) {
