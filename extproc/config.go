@@ -33,6 +33,11 @@ type Config struct {
 	// Overloaded529 answers shed requests with 529 in place of 429, for clients
 	// that keep the two apart: 429 for their own limit, 529 for the server's.
 	Overloaded529 bool `yaml:"overloaded529"`
+	// LeaveStreaming ends the ext_proc stream once a worker has begun to stream its
+	// answer, where the answer's body does not pass here. Envoy cuts an answer whose
+	// ext_proc stream breaks, so a picker that dies then cuts none. The agent's
+	// report closes the booking; without agents, set it to false.
+	LeaveStreaming bool `yaml:"leaveStreaming"`
 	// Plans is how many of the last plans are kept for `kvlane explain`; 0 for
 	// none. About 150 bytes times the number of workers each.
 	Plans int `yaml:"plans"`
@@ -47,6 +52,7 @@ func Default() Config {
 		BodyIdleTimeout:  30 * time.Second,
 		BodyTimeout:      5 * time.Minute,
 		ClearRouteCache:  true,
+		LeaveStreaming:   true,
 		Plans:            1024,
 	}
 }

@@ -106,12 +106,13 @@ type ids struct {
 	open map[string]struct{}
 }
 
-// take returns want, or want with a suffix if another request has it.
-func (s *ids) take(want string, fresh func() string) string {
+// take returns want, or want with a suffix if another request has it: one whose
+// stream is here, or one that is booked although its stream has left.
+func (s *ids) take(want string, booked func(string) bool, fresh func() string) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	id := want
-	for id == "" || s.has(id) {
+	for id == "" || s.has(id) || booked(id) {
 		id = fresh()
 		if want != "" {
 			id = want + "-" + id

@@ -1,8 +1,10 @@
 package extproc
 
 import (
+	"strings"
 	"time"
 
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	extprocfilterv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 )
@@ -15,8 +17,25 @@ func (s *stream) responseHeaders(now time.Time, in *extprocv3.ProcessingRequest,
 	s.complete = h.GetEndOfStream()
 	if addr := readServed(in.GetMetadataContext()); addr != "" && s.booked {
 		s.served(now, addr)
+		s.left = s.srv.cfg.LeaveStreaming && s.phase == sent && !s.complete &&
+			s.responseMode == extprocfilterv3.ProcessingMode_NONE && streams(h.GetHeaders())
 	}
 	return append(out, responseHeadersAnswer())
+}
+
+// streams reports whether an answer is a stream of events that an agent counts
+// to its end.
+func streams(m *corev3.HeaderMap) bool {
+	ok, events := false, false
+	for _, kv := range m.GetHeaders() {
+		switch strings.ToLower(kv.GetKey()) {
+		case ":status":
+			ok = value(kv) == "200"
+		case "content-type":
+			events = strings.HasPrefix(strings.ToLower(value(kv)), "text/event-stream")
+		}
+	}
+	return ok && events
 }
 
 func (s *stream) responseBody(b *extprocv3.HttpBody, out responses) responses {

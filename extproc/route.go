@@ -73,6 +73,8 @@ func (r *Router) Explain(now time.Time, a Ask) (Decision, *Refusal) {
 // Served moves a booking to the worker at the address that served.
 func (r *Router) Served(now time.Time, id, address string) { r.pool.Served(id, address, now) }
 
+func (r *Router) booked(id string) bool { return r.pool.Booked(id) }
+
 // Close ends a booking; closing one that is not open does nothing.
 func (r *Router) Close(now time.Time, id string) { r.pool.Close(id, now) }
 

@@ -161,7 +161,7 @@ func (r *run) send() bool {
 	}
 	clear(r.out)
 	r.stream.release()
-	if r.stream.phase == refused {
+	if r.stream.phase == refused || r.stream.left {
 		return false
 	}
 	r.setTimer()

@@ -29,8 +29,8 @@ func TestPanics(t *testing.T) {
 	w.send(a, responseHeadersMessage(true))
 	a.end(w.now)
 
-	w.server.router.pool = nil
 	w.send(b, post("/v1/completions"))
+	w.server.router.pool = nil
 	out = w.send(b, requestBodyMessage(body, true))
 	if len(out) != 1 || out[0].GetImmediateResponse().GetStatus().GetCode() != 503 {
 		t.Errorf("without a pool: %v", out)

@@ -46,6 +46,7 @@ type stream struct {
 	booked   bool
 	answered bool // the response side has begun
 	complete bool // the answer's end was seen
+	left     bool // the answer goes on without us, its agent will report the end
 }
 
 func newStream(s *Server) *stream {
@@ -94,7 +95,7 @@ func (s *stream) requestHeaders(now time.Time, in *extprocv3.ProcessingRequest, 
 	}
 	s.head = readHead(h.GetHeaders(), s.srv.routing)
 	s.subset, s.hasSubset = readSubset(in.GetMetadataContext())
-	s.id = s.srv.ids.take(requestID(s.head.requestID), s.srv.newID)
+	s.id = s.srv.ids.take(requestID(s.head.requestID), s.srv.router.booked, s.srv.newID)
 	if !s.srv.admit() {
 		return s.refuse(now, &Refusal{Cause: CauseStreams, RetryAfter: time.Second}, out)
 	}
@@ -331,7 +332,9 @@ func (s *stream) end(now time.Time) {
 	}
 	if s.booked {
 		s.booked = false
-		s.srv.router.Close(now, s.id)
+		if !s.left {
+			s.srv.router.Close(now, s.id)
+		}
 		s.srv.metrics.OpenBookings.Dec()
 	}
 	s.phase = refused

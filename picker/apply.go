@@ -157,10 +157,12 @@ func (p *Pool) done(w *worker, id string, now time.Time) {
 	if b == nil || b.ended {
 		return
 	}
-	switch b.at(w) {
-	case &b.prefill:
+	if b.at(w) == &b.prefill {
 		b.prefill.lift(now)
-	case &b.decode:
+		return
+	}
+	// The other case without a leg on w: the worker was forgotten in between.
+	if b.at(w) == &b.decode || b.decode.on == nil {
 		b.lift(now)
 		b.ended, b.until = true, now.Add(endedGrace)
 	}

@@ -135,6 +135,14 @@ func (p *Pool) Close(id string, now time.Time) {
 	delete(p.bookings, id)
 }
 
+// Booked reports whether a booking of that name is open.
+func (p *Pool) Booked(id string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	b := p.bookings[id]
+	return b != nil && !b.ended
+}
+
 // Fleet is a snapshot of the pool. The caller may keep it; it must not change
 // the lists of names in it.
 func (p *Pool) Fleet(now time.Time) *Fleet {

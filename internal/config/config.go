@@ -74,6 +74,7 @@ func (c *Config) keys() []key {
 			value("allowPolicyHeader", &c.ExtProc.AllowPolicyHeader),
 			value("clearRouteCache", &c.ExtProc.ClearRouteCache),
 			value("overloaded529", &c.ExtProc.Overloaded529),
+			value("leaveStreaming", &c.ExtProc.LeaveStreaming),
 			value("plans", &c.ExtProc.Plans),
 		),
 		section("index",

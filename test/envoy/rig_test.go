@@ -117,6 +117,7 @@ func start(t *testing.T, n int, change func(*settings)) *rig {
 	t.Helper()
 	s := settings{envoy: envoyconf.Default(), extproc: extproc.Default(), picker: picker.DefaultConfig()}
 	s.envoy.StripHeaders = extproc.RoutingHeaders()
+	s.extproc.LeaveStreaming = false // no agent reports the ends of answers here
 	s.envoy.Listen, s.envoy.Admin = freeAddress(t), freeAddress(t)
 	r := &rig{t: t, url: "http://" + s.envoy.Listen, admin: "http://" + s.envoy.Admin}
 	for range n {
