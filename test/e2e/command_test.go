@@ -65,7 +65,7 @@ func (s *stack) testExplain(t *testing.T) {
 	for want, args := range map[string][]string{
 		"kvlane: ask the picker: status 404": {"--admin", page, "no-such-request"},
 		"kvlane: standard input is empty":    {"--admin", page},
-		"kvlane: no picker at ":             {"--admin", addr(freePorts(t, 1)), "any"},
+		"kvlane: no picker at ":              {"--admin", addr(freePorts(t, 1)), "any"},
 	} {
 		if _, stderr, err := command(t, "", append([]string{"explain"}, args...)...); err == nil || !strings.HasPrefix(stderr, want) || strings.Count(stderr, "\n") != 1 {
 			t.Errorf("explain %v: %v, %q", args, err, stderr)
