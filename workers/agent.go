@@ -185,6 +185,13 @@ func (a *Agent) listen(ctx context.Context) (public, admin net.Listener, err err
 		a.cfg.WorkerID = kvindex.WorkerID(a.cfg.Advertise)
 	}
 	a.publisher = newPublisher(a.deps.Log, a.cfg.WorkerID, a.term, a.hello, a.load, a.metrics)
+	a.publisher.reach = func(err error) {
+		if err != nil {
+			a.deps.Logger.Warn("the log cannot be reached; requests are served all the same", "err", err)
+			return
+		}
+		a.deps.Logger.Info("the log is reached again")
+	}
 	a.proxy.learner.publisher = a.publisher
 	a.prober.changed = a.publisher.announce
 	a.prober.renewed = a.renewed

@@ -26,6 +26,10 @@ const (
 	modelsEvery = 4
 )
 
+// startPatience is how long an engine may be silent at first before that is
+// logged; real ones take a minute, and whoever waits wants to know for what.
+const startPatience = 5 * time.Second
+
 // engineState is what is known of the engine at one moment.
 type engineState struct {
 	Up      bool
@@ -53,6 +57,8 @@ type prober struct {
 	alive    bool // the process answered since it was last found gone
 	failures int
 	looks    int
+	began    time.Time // of Run
+	warned   bool      // that the engine does not come up
 	emptyAt  time.Time // when the engine last reported an empty waiting queue
 }
 
@@ -76,6 +82,7 @@ func (p *prober) now() {
 
 // Run looks until ctx ends.
 func (p *prober) Run(ctx context.Context) error {
+	p.began = time.Now()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -170,8 +177,12 @@ func (p *prober) publish(old, next *engineState, refused bool) {
 	} else {
 		p.metrics.EngineUp.Set(0)
 	}
-	if old.Up && !next.Up {
+	switch {
+	case old.Up && !next.Up:
 		p.log.Warn("engine is down", "why", next.Why)
+	case !next.Up && !p.warned && time.Since(p.began) > startPatience:
+		p.warned = true
+		p.log.Warn("engine does not come up", "why", next.Why)
 	}
 	switch s, before := next.Metrics.StartedAt, old.Metrics.StartedAt; {
 	case refused && p.alive:

@@ -57,6 +57,9 @@ type publisher struct {
 	metrics *Metrics
 	in      chan update
 	urgent  chan struct{} // readiness changed
+	// reach is told when the log cannot be reached any more, and with nil when it
+	// can again; nil for none.
+	reach func(error)
 
 	// Only Run's goroutine uses the rest.
 	epochs  map[uint16]uint64
@@ -68,6 +71,7 @@ type publisher struct {
 	pending       []kvindex.Record
 	pendingHashes int
 	dirty         bool
+	away          bool // the log could not be reached at the last try
 	anchored      bool // a sequenced record was sent since the last heartbeat
 
 	helloAt, loadAt, retryAt time.Time
@@ -381,6 +385,7 @@ func (p *publisher) landed(err error) error {
 	if err == nil {
 		p.metrics.Appended.Add(float64(len(f.records)))
 		p.metrics.LogUp.Set(1)
+		p.tell(nil)
 		p.retry, p.retryAt = 0, time.Time{}
 		return nil
 	}
@@ -399,10 +404,22 @@ func (p *publisher) landed(err error) error {
 	default:
 		p.metrics.LogErrors.WithLabelValues("away").Inc()
 		p.metrics.LogUp.Set(0)
+		p.tell(err)
 	}
 	p.retry = min(max(2*p.retry, retryFirst), retryMost)
 	p.retryAt = time.Now().Add(p.retry)
 	return nil
+}
+
+// tell passes on a change of whether the log can be reached.
+func (p *publisher) tell(err error) {
+	if p.away == (err != nil) {
+		return
+	}
+	p.away = err != nil
+	if p.reach != nil {
+		p.reach(err)
+	}
 }
 
 // finish writes a last Hello (not ready by now), what the load has to say, and

@@ -118,6 +118,9 @@ func runReplay(cmd *cobra.Command, path string, f *replayFlags) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
+	if f.policy != "" && !result.Obeyed(f.policy) {
+		return fmt.Errorf("the picker did not use policy %s: set extproc.allowPolicyHeader in its configuration", f.policy)
+	}
 	if result.Errors > 0 {
 		return fmt.Errorf("%d of %d requests failed", result.Errors, result.Requests)
 	}

@@ -105,8 +105,14 @@ func (f *follower) note(r *kvindex.Record) {
 	defer f.mu.Unlock()
 	switch r.Kind {
 	case kvindex.KindHello:
+		if _, known := f.workers[r.Owner.Worker]; !known {
+			f.logger.Info("worker joined", "worker", r.Owner.Worker, "address", r.Hello.Address, "role", r.Hello.Role.String(), "ready", r.Hello.Ready)
+		}
 		f.workers[r.Owner.Worker] = struct{}{}
 	case kvindex.KindBye:
+		if _, known := f.workers[r.Owner.Worker]; known {
+			f.logger.Info("worker left", "worker", r.Owner.Worker)
+		}
 		delete(f.workers, r.Owner.Worker)
 	default:
 	}

@@ -183,6 +183,14 @@ func TestSummarize(t *testing.T) {
 	}
 }
 
+func TestObeyed(t *testing.T) {
+	priced := Result{Reasons: []Share{{"cached", 3}, {"overloaded", 1}}}
+	compared := Result{Reasons: []Share{{"policy", 3}, {"no-endpoint", 1}}}
+	if !priced.Obeyed("kv") || priced.Obeyed("random") || compared.Obeyed("kv") || !compared.Obeyed("random") || !(Result{}).Obeyed("random") {
+		t.Error("a picker that ignores the policy is not told from one that follows it")
+	}
+}
+
 func TestBar(t *testing.T) {
 	var lines, line bytes.Buffer
 	plain, terminal := NewBar(&lines, 20, false), NewBar(&line, 20, true)

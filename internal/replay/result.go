@@ -124,6 +124,24 @@ func shares(m map[string]int) []Share {
 	return out
 }
 
+// Obeyed reports whether the picker used the policy that was asked for, as far as
+// the reasons of its plans tell.
+func (r Result) Obeyed(policy string) bool {
+	for _, s := range r.Reasons {
+		switch s.Name {
+		case "policy":
+			if policy == "kv" {
+				return false
+			}
+		case "cached", "least-cost", "spill", "prefill":
+			if policy != "kv" {
+				return false
+			}
+		}
+	}
+	return true
+}
+
 // Print writes the result as a table for people.
 func (r Result) Print(w io.Writer) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)

@@ -119,6 +119,10 @@ func (o Options) print(model string, list []shown) error {
 		fmt.Fprintf(o.Out, "\nThe follow-up went to the worker that holds its conversation: %d of its %d prompt tokens needed no prefill.\n",
 			second.answer.cached, second.answer.prompt)
 	}
+	if o.Once {
+		fmt.Fprintf(o.Out, "\nStart it without --once (make up without ONCE=1) to keep it running and send requests of your own.\n")
+		return nil
+	}
 	fmt.Fprintf(o.Out, `
 Try it:
   curl -s http://%s/v1/chat/completions -H 'content-type: application/json' \

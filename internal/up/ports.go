@@ -63,6 +63,9 @@ func (p Ports) uses() []use {
 	return all
 }
 
+// shownPorts is how many taken ports an error names.
+const shownPorts = 3
+
 // CheckFree finds out before anything starts which ports are taken.
 func (p Ports) CheckFree(ctx context.Context) error {
 	var config net.ListenConfig
@@ -89,7 +92,11 @@ func (p Ports) CheckFree(ctx context.Context) error {
 	case 1:
 		return fmt.Errorf("port %s is in use; stop what listens there, or choose others with --port-base", taken[0])
 	default:
-		return fmt.Errorf("ports %s are in use; is a stack running already? Choose others with --port-base", strings.Join(taken, ", "))
+		more := ""
+		if n := len(taken) - shownPorts; n > 0 {
+			taken, more = taken[:shownPorts], fmt.Sprintf(" and %d more", n)
+		}
+		return fmt.Errorf("is a stack running already? Ports %s%s are in use; choose others with --port-base", strings.Join(taken, ", "), more)
 	}
 }
 
