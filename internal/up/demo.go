@@ -119,17 +119,17 @@ func (o Options) print(model string, list []shown) error {
 		fmt.Fprintf(o.Out, "\nThe follow-up went to the worker that holds its conversation: %d of its %d prompt tokens needed no prefill.\n",
 			second.answer.cached, second.answer.prompt)
 	}
+	try := "Try it:"
 	if o.Once {
-		fmt.Fprintf(o.Out, "\nStart it without --once (make up without ONCE=1) to keep it running and send requests of your own.\n")
-		return nil
+		try = "Start it without --once (make up without ONCE=1), and it keeps running. Then try it:"
 	}
 	fmt.Fprintf(o.Out, `
-Try it:
+%s
   curl -s http://%s/v1/chat/completions -H 'content-type: application/json' \
     -d '{"model": %q, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 32}'
 Why a request went where it went:
   %s explain --admin %s %s
-`, addr(o.Ports.Envoy), model, o.Binary, addr(o.Ports.Admin), second.answer.id)
+`, try, addr(o.Ports.Envoy), model, o.Binary, addr(o.Ports.Admin), second.answer.id)
 	return nil
 }
 
