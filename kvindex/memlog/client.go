@@ -9,8 +9,10 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/status"
 
 	"github.com/kvlane/kvlane/kvindex"
 	"github.com/kvlane/kvlane/kvindex/memlog/logpb"
@@ -130,10 +132,14 @@ func (c *Client) Tail(ctx context.Context, apply func([]kvindex.Record) error) e
 	}
 }
 
-// tailError prefers why the context ended to gRPC's view of it.
+// tailError prefers why the context ended to gRPC's view of it. The server has
+// the caller's deadline too and may end the stream a moment before our own timer.
 func tailError(ctx context.Context, err error) error {
-	if cause := context.Cause(ctx); cause != nil {
+	switch cause := context.Cause(ctx); {
+	case cause != nil:
 		err = cause
+	case status.Code(err) == codes.DeadlineExceeded:
+		err = context.DeadlineExceeded
 	}
 	return fmt.Errorf("tail log: %w", err)
 }
