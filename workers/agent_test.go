@@ -15,6 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
 
+	"github.com/kvlane/kvlane/internal/porttest"
 	"github.com/kvlane/kvlane/kvindex"
 	"github.com/kvlane/kvlane/kvindex/memlog"
 )
@@ -91,7 +92,7 @@ func TestTakenOver(t *testing.T) {
 // TestLogServerRestarts: over gRPC, a log that goes away and comes back empty is
 // told everything again; requests are served meanwhile.
 func TestLogServerRestarts(t *testing.T) {
-	lis, err := net.Listen("tcp", "127.0.0.1:0")
+	lis, err := net.Listen("tcp", porttest.Address(t))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kvlane/kvlane/internal/porttest"
 	"github.com/kvlane/kvlane/kvindex"
 	"github.com/kvlane/kvlane/kvindex/memlog"
 )
@@ -218,12 +219,7 @@ func TestPrefillFails(t *testing.T) {
 }
 
 func testPrefillFails(t *testing.T, fallback bool) {
-	dead, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	refused := dead.Addr().String()
-	dead.Close()
+	refused := porttest.Address(t)
 	e := newFakeEngine(t) // a prefill engine without an agent: its answers come as they are
 	decode, a, _ := attach(t, func(c *Config) {
 		c.PrefillAllow = []string{e.Listener.Addr().String(), refused}

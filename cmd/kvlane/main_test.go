@@ -2,22 +2,16 @@ package main
 
 import (
 	"io"
-	"net"
 	"strings"
 	"testing"
+
+	"github.com/kvlane/kvlane/internal/porttest"
 )
 
 // TestMistakes checks that a wrong command line is told from a right one before
 // anything runs, and says what to do.
 func TestMistakes(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	nobody := l.Addr().String()
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	nobody := porttest.Address(t)
 	for _, test := range []struct{ args, want string }{
 		{"replay", "want one TRACE file, not 0; see kvlane replay --help"},
 		{"replay t.jsonl --policy roundrobin", `--policy: policy "roundrobin": want kv, round-robin, least-requests or random`},

@@ -17,6 +17,7 @@ import (
 	"github.com/cockroachdb/datadriven"
 
 	"github.com/kvlane/kvlane/internal/config"
+	"github.com/kvlane/kvlane/internal/porttest"
 	"github.com/kvlane/kvlane/kvindex"
 )
 
@@ -186,15 +187,7 @@ func TestRunNamesThePort(t *testing.T) {
 
 // Run serves, and returns nil when its context ends.
 func TestRunEnds(t *testing.T) {
-	free := func() string {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer func() { _ = l.Close() }()
-		return l.Addr().String()
-	}
-	l := Listen{ExtProc: "127.0.0.1:0", Health: "127.0.0.1:0", Log: "127.0.0.1:0", Admin: free()}
+	l := Listen{ExtProc: "127.0.0.1:0", Health: "127.0.0.1:0", Log: "127.0.0.1:0", Admin: porttest.Address(t)}
 	ctx, cancel := context.WithCancel(t.Context())
 	up, upWriter := io.Pipe()
 	done := make(chan error)

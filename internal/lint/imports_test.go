@@ -55,6 +55,7 @@ var allowed = map[string][]string{
 	"internal/replay":        {"internal/openai", "internal/timing", "workers/engine/bpe"},
 	"internal/benchfile":     {},
 	"internal/lint":          {},
+	"internal/porttest":      {}, // for tests
 }
 
 // onlyFor names packages that nobody but the given ones may import, "all" included.

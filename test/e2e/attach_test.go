@@ -20,6 +20,7 @@ import (
 
 	"github.com/kvlane/kvlane/extproc"
 	"github.com/kvlane/kvlane/internal/epp"
+	"github.com/kvlane/kvlane/internal/porttest"
 	"github.com/kvlane/kvlane/kvindex"
 	"github.com/kvlane/kvlane/kvindex/memlog"
 )
@@ -42,7 +43,7 @@ type rig struct {
 func startRig(t *testing.T, config string, workers ...string) *rig {
 	t.Helper()
 	r := &rig{family: newFamily(t)}
-	base := freePorts(t, 6)
+	base := porttest.Take(t, 6)
 	r.log = addr(base + 2)
 	file := filepath.Join(r.dir, "epp.yaml")
 	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
@@ -174,7 +175,7 @@ func (r *rig) introduce(t *testing.T, address string, ready bool) {
 // agent starts an agent that attaches to an engine.
 func (r *rig) agent(t *testing.T, name, listen, engine string, args ...string) *process {
 	t.Helper()
-	port := freePorts(t, 1)
+	port := porttest.Take(t, 1)
 	return r.start(t, name, found.kvlane, append([]string{
 		"agent", "--listen", listen, "--admin", addr(port), "--engine", "http://" + engine, "--log", r.log, "--kv-events", "", "--kv-replay", "",
 	}, args...)...)
@@ -184,7 +185,7 @@ func (r *rig) agent(t *testing.T, name, listen, engine string, args ...string) *
 // in front of somebody else's engine. Every second request goes to each.
 func TestOwnEnvoy(t *testing.T) {
 	bare, engine := startRecorder(t), startRecorder(t)
-	behind := addr(freePorts(t, 1)) // of the agent
+	behind := addr(porttest.Take(t, 1)) // of the agent
 	r := startRig(t, fmt.Sprintf("picker:\n  policy: round-robin\nextproc:\n  maxBodyBytes: %d\n", bodyLimit), bare.addr, behind)
 	r.introduce(t, bare.addr, true)
 	r.agent(t, "agent", behind, engine.addr)
@@ -414,7 +415,7 @@ func wantUnforged(t *testing.T, seen recorded, tr *trap) {
 // TestLostPrefill: a prefill worker that dies without a word is not missed by
 // the requests that were sent its way.
 func TestLostPrefill(t *testing.T) {
-	base := freePorts(t, 10)
+	base := porttest.Take(t, 10)
 	decode, prefill := addr(base), addr(base+1)
 	r := startRig(t, "picker:\n  timeScale: 20\n  policy: round-robin\n", decode, prefill)
 	var victim *process

@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/kvlane/kvlane/internal/porttest"
 )
 
 // command runs kvlane to its end and returns its standard output and error.
@@ -65,7 +67,7 @@ func (s *stack) testExplain(t *testing.T) {
 	for want, args := range map[string][]string{
 		"kvlane: ask the picker: status 404": {"--admin", page, "no-such-request"},
 		"kvlane: standard input is empty":    {"--admin", page},
-		"kvlane: no picker at ":              {"--admin", addr(freePorts(t, 1)), "any"},
+		"kvlane: no picker at ":              {"--admin", addr(porttest.Take(t, 1)), "any"},
 	} {
 		if _, stderr, err := command(t, "", append([]string{"explain"}, args...)...); err == nil || !strings.HasPrefix(stderr, want) || strings.Count(stderr, "\n") != 1 {
 			t.Errorf("explain %v: %v, %q", args, err, stderr)

@@ -173,20 +173,6 @@ func (f *family) processes(text string) []int {
 	return out
 }
 
-// freePorts is the first of n consecutive free ports, below those that the
-// kernel hands out itself.
-func freePorts(t *testing.T, n int) int {
-	t.Helper()
-	for range 200 {
-		base := 20000 + rand.IntN(10000)
-		if portsFree(base, n) == nil {
-			return base
-		}
-	}
-	t.Fatalf("found no %d consecutive free ports", n)
-	return 0
-}
-
 func portsFree(base, n int) error {
 	for port := base; port < base+n; port++ {
 		l, err := net.Listen("tcp", addr(port))

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kvlane/kvlane/internal/epp"
+	"github.com/kvlane/kvlane/internal/porttest"
 	"github.com/kvlane/kvlane/internal/up"
 	"github.com/kvlane/kvlane/kvindex"
 )
@@ -54,7 +55,7 @@ func startUp(t *testing.T, n int, args ...string) *stack {
 func launch(t *testing.T, n int, args ...string) *stack {
 	t.Helper()
 	s := &stack{family: newFamily(t), count: 6 + 5*n}
-	s.ports = freePorts(t, s.count)
+	s.ports = porttest.Take(t, s.count)
 	args = append([]string{
 		"up", "--no-demo", "--engines", strconv.Itoa(n), "--port-base", strconv.Itoa(s.ports), "--dir", s.dir,
 	}, args...)

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/kvlane/kvlane/internal/porttest"
 )
 
 // up runs `kvlane up` with these arguments to its own end and returns what it
@@ -35,7 +37,7 @@ func TestUpOnce(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			f := newFamily(t)
-			base := freePorts(t, 26)
+			base := porttest.Take(t, 26)
 			out, err := f.up(t, nil, append([]string{"--once", "--port-base", strconv.Itoa(base)}, tc.args...)...)
 			if err != nil {
 				t.Fatalf("%v\n%s", err, out)
@@ -113,7 +115,7 @@ func TestUpRefuses(t *testing.T) {
 	}
 	defer listener.Close()
 	taken := strconv.Itoa(listener.Addr().(*net.TCPAddr).Port)
-	base := strconv.Itoa(freePorts(t, 11))
+	base := strconv.Itoa(porttest.Take(t, 11))
 	absent := filepath.Join(t.TempDir(), "envoy")
 	for _, tc := range []struct {
 		args []string

@@ -15,6 +15,7 @@ import (
 	"net"
 
 	"github.com/kvlane/kvlane/extproc"
+	"github.com/kvlane/kvlane/internal/porttest"
 	"github.com/kvlane/kvlane/kvindex"
 )
 
@@ -219,7 +220,7 @@ func TestForgedHeaders(t *testing.T) {
 // the picker learns it.
 func TestFallback(t *testing.T) {
 	bothWays(t, 1, func(s *settings) {
-		s.dead = []string{freeAddress(t), freeAddress(t)}
+		s.dead = []string{porttest.Address(t), porttest.Address(t)}
 	}, func(t *testing.T, r *rig) {
 		alive := r.workers[0].Listener.Addr().String()
 		moved := 0

@@ -23,6 +23,7 @@ import (
 
 	"github.com/kvlane/kvlane/extproc"
 	"github.com/kvlane/kvlane/internal/envoyconf"
+	"github.com/kvlane/kvlane/internal/porttest"
 	"github.com/kvlane/kvlane/internal/timing"
 	"github.com/kvlane/kvlane/kvindex"
 	"github.com/kvlane/kvlane/picker"
@@ -118,7 +119,7 @@ func start(t *testing.T, n int, change func(*settings)) *rig {
 	s := settings{envoy: envoyconf.Default(), extproc: extproc.Default(), picker: picker.DefaultConfig()}
 	s.envoy.StripHeaders = extproc.RoutingHeaders()
 	s.extproc.LeaveStreaming = false // no agent reports the ends of answers here
-	s.envoy.Listen, s.envoy.Admin = freeAddress(t), freeAddress(t)
+	s.envoy.Listen, s.envoy.Admin = porttest.Address(t), porttest.Address(t)
 	r := &rig{t: t, url: "http://" + s.envoy.Listen, admin: "http://" + s.envoy.Admin}
 	for range n {
 		w := &fakeWorker{handle: func(rw http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(rw, "ok") }}
@@ -270,16 +271,6 @@ func (r *rig) request(method, path string, body io.Reader) *http.Request {
 		req.Header.Set("Content-Type", "application/json")
 	}
 	return req
-}
-
-func freeAddress(t *testing.T) string {
-	t.Helper()
-	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = l.Close() }()
-	return l.Addr().String()
 }
 
 // completion is a body of about size bytes.
