@@ -101,6 +101,7 @@ func (e *encoder) hello(h *Hello) {
 	e.uint(uint64(h.KVBlocks))
 	e.string(h.Deployment)
 	e.uint(uint64(h.LeaseMs))
+	e.string(h.Admin)
 }
 
 func (e *encoder) load(l *Load) {
@@ -292,6 +293,7 @@ func (d *decoder) hello() *Hello {
 		KVBlocks:   d.uint32(),
 		Deployment: d.string(),
 		LeaseMs:    d.uint32(),
+		Admin:      d.string(),
 	}
 }
 

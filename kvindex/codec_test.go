@@ -34,7 +34,7 @@ func someRecords() []Record {
 		with(KindHello, func(r *Record) {
 			r.Hello = &Hello{
 				Address: "10.0.0.1:8000", Role: RolePrefill, Ready: true, Model: "m", Served: []string{"m", "alias"},
-				Adapters: []string{"a"}, BlockSize: 16, KVBlocks: 50000, Deployment: "d", LeaseMs: 3000,
+				Adapters: []string{"a"}, BlockSize: 16, KVBlocks: 50000, Deployment: "d", LeaseMs: 3000, Admin: "10.0.0.1:8100",
 			}
 		}),
 		with(KindLoad, func(r *Record) {

@@ -176,6 +176,9 @@ type Hello struct {
 	Deployment string
 	// LeaseMs is how long the worker counts as present without another record, ms.
 	LeaseMs uint32
+	// Admin is the ip:port of the agent's pages for operators, empty if there are
+	// none. Pickers pass it on to people; they do not ask there themselves.
+	Admin string
 }
 
 // Load is what a worker has to do at one moment.

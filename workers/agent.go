@@ -320,7 +320,26 @@ func (a *Agent) hello() kvindex.Hello {
 		KVBlocks:   uint32(s.Metrics.KVBlocks),
 		Deployment: a.cfg.Deployment,
 		LeaseMs:    uint32(a.cfg.Lease.Milliseconds()),
+		Admin:      a.adminAdvertised(),
 	}
+}
+
+// adminAdvertised is where others reach the admin pages, empty if nowhere: their
+// port, on the advertised host where they listen on all addresses.
+func (a *Agent) adminAdvertised() string {
+	if a.admin == nil {
+		return ""
+	}
+	host, port, err := net.SplitHostPort(a.admin.String())
+	if err != nil {
+		return ""
+	}
+	if wildcard(host) {
+		if host, _, err = net.SplitHostPort(a.cfg.Advertise); err != nil {
+			return ""
+		}
+	}
+	return net.JoinHostPort(host, port)
 }
 
 // serve answers HTTP on a listener, in the group. A nil listener serves nothing.

@@ -190,7 +190,7 @@ func recordBytes(r *kvindex.Record) int {
 	case r.Learned != nil:
 		n += 8 * (len(r.Learned.Chunks) + len(r.Learned.Blocks))
 	case r.Hello != nil:
-		n += 64 + len(r.Hello.Address) + len(r.Hello.Model) + len(r.Hello.Deployment) +
+		n += 64 + len(r.Hello.Address) + len(r.Hello.Admin) + len(r.Hello.Model) + len(r.Hello.Deployment) +
 			stringBytes(r.Hello.Served) + stringBytes(r.Hello.Adapters)
 	case r.Load != nil:
 		n += 64 + stringBytes(r.Load.Accepted) + sampleBytes(r.Load.FirstToken) + sampleBytes(r.Load.Done)
