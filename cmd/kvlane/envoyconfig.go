@@ -36,7 +36,7 @@ func newEnvoyConfigCommand() *cobra.Command {
 	f := cmd.Flags()
 	f.StringSliceVar(&o.Endpoints, "endpoints", nil, "workers or agents that requests may go to, ip:port each")
 	f.StringVar(&o.Listen, "listen", o.Listen, "address for clients, ip:port")
-	f.StringVar(&o.ExtProc, "ext-proc", o.ExtProc, "address of the picker, host:port")
+	f.StringSliceVar(&o.ExtProc, "ext-proc", o.ExtProc, "addresses of the picker's replicas, host:port each; a DNS name may stand for several")
 	f.StringVar(&o.Admin, "admin", o.Admin, "address of Envoy's admin page, ip:port; empty for none")
 	f.BoolVar(&o.ResponseBodies, "response-bodies", o.ResponseBodies, "send answers through the picker too, as InferencePool gateways do")
 	f.DurationVar(&o.MessageTimeout, "message-timeout", o.MessageTimeout, "longest wait for one answer of the picker")

@@ -16,9 +16,11 @@ type Options struct {
 	// Admin is the ip:port of Envoy's admin page; empty for none. It can stop
 	// Envoy and shows its whole state, so it belongs on loopback.
 	Admin string
-	// ExtProc is the picker's host:port. A name is resolved by DNS, and again
-	// while Envoy runs.
-	ExtProc string
+	// ExtProc are the host:port of the picker's replicas, at least one. A name is
+	// resolved by DNS, and again while Envoy runs; it may stand for several
+	// replicas. Where there can be several, Envoy checks their health, leaves one
+	// that fails at once, and asks another one when a stream cannot be opened.
+	ExtProc []string
 	// Endpoints are the ip:port of all workers or agents that Envoy may send
 	// requests to; at least one. Names are refused: the picker's choice is
 	// compared with these as text.
@@ -56,7 +58,7 @@ func Default() Options {
 	return Options{
 		Listen:         "127.0.0.1:8080",
 		Admin:          "127.0.0.1:9901",
-		ExtProc:        "127.0.0.1:9002",
+		ExtProc:        []string{"127.0.0.1:9002"},
 		MessageTimeout: 5 * time.Second,
 		ConnectTimeout: time.Second,
 		Retries:        3,
@@ -83,8 +85,13 @@ func (o Options) Validate() error {
 	if o.Admin != "" {
 		ipPort("admin", o.Admin)
 	}
-	if _, _, err := splitHostPort(o.ExtProc); err != nil {
-		fault("ext-proc %q: %w", o.ExtProc, err)
+	if len(o.ExtProc) == 0 {
+		fault("ext-proc: want at least one host:port")
+	}
+	for _, p := range o.ExtProc {
+		if _, _, err := splitHostPort(p); err != nil {
+			fault("ext-proc %q: %w", p, err)
+		}
 	}
 	if len(o.Endpoints) == 0 {
 		fault("endpoints: want at least one ip:port")

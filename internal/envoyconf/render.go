@@ -33,14 +33,17 @@ func Render(o Options) ([]byte, error) {
 		a := ipAddress(o.Admin)
 		v.Admin = &a
 	}
-	host, port, err := splitHostPort(o.ExtProc)
-	if err != nil {
-		return nil, fmt.Errorf("ext-proc %q: %w", o.ExtProc, err)
+	for _, p := range dedup(o.ExtProc) {
+		host, port, err := splitHostPort(p)
+		if err != nil {
+			return nil, fmt.Errorf("ext-proc %q: %w", p, err)
+		}
+		v.ExtProc = append(v.ExtProc, address{host, port})
+		if _, err := netip.ParseAddr(host); err != nil {
+			v.ExtProcType = "STRICT_DNS"
+		}
 	}
-	v.ExtProc = address{host, port}
-	if _, err := netip.ParseAddr(host); err != nil {
-		v.ExtProcType = "STRICT_DNS"
-	}
+	v.Replicas = len(v.ExtProc) > 1 || v.ExtProcType == "STRICT_DNS"
 	for _, e := range dedup(o.Endpoints) {
 		v.Endpoints = append(v.Endpoints, ipAddress(e))
 	}
@@ -58,8 +61,9 @@ type view struct {
 	Options
 	Listen         address
 	Admin          *address
-	ExtProc        address
+	ExtProc        []address
 	ExtProcType    string
+	Replicas       bool // there may be several pickers
 	Endpoints      []address
 	StripHeaders   []string
 	MessageTimeout string

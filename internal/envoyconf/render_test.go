@@ -52,9 +52,13 @@ func TestEnvoyAccepts(t *testing.T) {
 		"nothing to strip": func(o *envoyconf.Options) {
 			o.StripHeaders = nil
 		},
-		"picker by name": func(o *envoyconf.Options) { o.ExtProc = "picker.kvlane.svc.cluster.local:9002" },
+		"picker by name": func(o *envoyconf.Options) { o.ExtProc = []string{"picker.kvlane.svc.cluster.local:9002"} },
+		"two pickers":    func(o *envoyconf.Options) { o.ExtProc = []string{"192.0.2.1:9002", "192.0.2.2:9002"} },
+		"an address and a name": func(o *envoyconf.Options) {
+			o.ExtProc = []string{"192.0.2.1:9002", "picker.kvlane.svc.cluster.local:9002"}
+		},
 		"IPv6 everywhere": func(o *envoyconf.Options) {
-			o.Listen, o.Admin, o.ExtProc = "[::]:8080", "[::1]:9901", "[::1]:9002"
+			o.Listen, o.Admin, o.ExtProc = "[::]:8080", "[::1]:9901", []string{"[::1]:9002"}
 		},
 		"the same endpoint twice": func(o *envoyconf.Options) { o.Endpoints = append(o.Endpoints, o.Endpoints[0]) },
 	} {
@@ -85,7 +89,7 @@ func TestValidateListsAllFaults(t *testing.T) {
 	o := options()
 	o.Listen = "8080"
 	o.Admin = "localhost:9901"
-	o.ExtProc = "picker\n:9002"
+	o.ExtProc = []string{"127.0.0.1:9002", "picker\n:9002"}
 	o.Endpoints = []string{"worker:8000", "192.0.2.1:0", "192.0.2.1:8000\"}", "[fe80::1%\"x]:80"}
 	o.StripHeaders = []string{"X-Upper", "a: b", ""}
 	o.MessageTimeout = 0
@@ -109,9 +113,11 @@ func TestValidateListsAllFaults(t *testing.T) {
 		}
 	}
 	o = options()
-	o.Endpoints = nil
-	if _, err := envoyconf.Render(o); err == nil || !strings.Contains(err.Error(), "at least one") {
-		t.Errorf("no endpoints: got %v", err)
+	o.Endpoints, o.ExtProc = nil, nil
+	for _, want := range []string{"endpoints: want at least one", "ext-proc: want at least one"} {
+		if _, err := envoyconf.Render(o); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("want %q, got %v", want, err)
+		}
 	}
 }
 
@@ -121,7 +127,7 @@ func FuzzRender(f *testing.F) {
 	f.Add("[fe80::1%eth0]:80", "", "a.b:1", "[::ffff:1.2.3.4]:5", "x_b")
 	f.Fuzz(func(t *testing.T, listen, admin, extProc, endpoint, header string) {
 		o := envoyconf.Default()
-		o.Listen, o.Admin, o.ExtProc, o.Endpoints, o.StripHeaders = listen, admin, extProc, []string{endpoint}, []string{header}
+		o.Listen, o.Admin, o.ExtProc, o.Endpoints, o.StripHeaders = listen, admin, []string{extProc}, []string{endpoint}, []string{header}
 		b, err := envoyconf.Render(o)
 		if err != nil {
 			return

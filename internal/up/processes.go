@@ -80,7 +80,7 @@ func (o Options) write() error {
 		return fmt.Errorf("make the folder for logs: %w", err)
 	}
 	e := envoyconf.Default()
-	e.Listen, e.Admin, e.ExtProc = addr(o.Ports.Envoy), addr(o.Ports.EnvoyAdmin), addr(o.Ports.ExtProc)
+	e.Listen, e.Admin, e.ExtProc = addr(o.Ports.Envoy), addr(o.Ports.EnvoyAdmin), []string{addr(o.Ports.ExtProc)}
 	e.StripHeaders = extproc.RoutingHeaders()
 	for _, p := range o.Ports.Engines {
 		e.Endpoints = append(e.Endpoints, addr(p.Agent))

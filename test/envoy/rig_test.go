@@ -132,7 +132,7 @@ func start(t *testing.T, n int, change func(*settings)) *rig {
 		change(&s)
 	}
 	s.envoy.Endpoints = append(s.envoy.Endpoints, s.dead...)
-	s.envoy.ExtProc = r.startPicker(s)
+	s.envoy.ExtProc = []string{r.startPicker(s)}
 	for i, a := range s.envoy.Endpoints {
 		r.join(i, a)
 	}
