@@ -11,7 +11,7 @@ import (
 type block struct {
 	parent    sim.BlockID
 	hasParent bool
-	tokens    int
+	tokens    []uint32
 	lora      string
 	salt      string
 }
@@ -26,8 +26,9 @@ func (c content) apply(events []sim.Event) {
 		switch ev.Kind {
 		case sim.Stored:
 			parent, has := ev.Parent, ev.HasParent
-			for _, id := range ev.Blocks {
-				c[id] = block{parent, has, len(ev.Tokens) / len(ev.Blocks), ev.LoRA, ev.Salt}
+			size := len(ev.Tokens) / len(ev.Blocks)
+			for j, id := range ev.Blocks {
+				c[id] = block{parent, has, ev.Tokens[j*size : (j+1)*size], ev.LoRA, ev.Salt}
 				parent, has = id, true
 			}
 		case sim.Removed:
@@ -46,15 +47,20 @@ type contentBlock struct {
 	Hash   string `json:"hash"`
 	Parent string `json:"parent,omitempty"`
 	Tokens int    `json:"tokens"`
-	LoRA   string `json:"lora,omitempty"`
-	Salt   string `json:"salt,omitempty"`
+	// IDs are the token ids, if they were asked for.
+	IDs  []uint32 `json:"ids,omitempty"`
+	LoRA string   `json:"lora,omitempty"`
+	Salt string   `json:"salt,omitempty"`
 }
 
 // list is the content sorted by hash.
-func (c content) list() []contentBlock {
+func (c content) list(withIDs bool) []contentBlock {
 	out := make([]contentBlock, 0, len(c))
 	for id, b := range c {
-		cb := contentBlock{Hash: wireHash(id).String(), Tokens: b.tokens, LoRA: b.lora, Salt: b.salt}
+		cb := contentBlock{Hash: wireHash(id).String(), Tokens: len(b.tokens), LoRA: b.lora, Salt: b.salt}
+		if withIDs {
+			cb.IDs = b.tokens
+		}
 		if b.hasParent {
 			cb.Parent = wireHash(b.parent).String()
 		}

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -138,8 +139,10 @@ func (m *mirror) apply(msg enginewire.Message) {
 func (m *mirror) store(e enginewire.Event) {
 	m.t.Helper()
 	parent := e.Parent
-	for _, h := range e.Hashes {
-		b := contentBlock{Hash: h.String(), Tokens: e.BlockSize, LoRA: e.LoRA, Salt: e.Salt}
+	for i, h := range e.Hashes {
+		b := contentBlock{
+			Hash: h.String(), Tokens: e.BlockSize, IDs: e.Tokens[i*e.BlockSize : (i+1)*e.BlockSize], LoRA: e.LoRA, Salt: e.Salt,
+		}
 		if parent != nil {
 			p, ok := m.blocks[*parent]
 			if !ok {
@@ -155,7 +158,7 @@ func (m *mirror) store(e enginewire.Event) {
 // readContent reads /sim/content.
 func readContent(t *testing.T, s *Server) contentAnswer {
 	t.Helper()
-	_, body := call(t, s, http.MethodGet, "/sim/content", "")
+	_, body := call(t, s, http.MethodGet, "/sim/content?ids=1", "")
 	var c contentAnswer
 	if err := json.Unmarshal([]byte(body), &c); err != nil {
 		t.Fatal(err)
@@ -176,7 +179,7 @@ func (m *mirror) check(what string) {
 	for _, want := range c.Blocks {
 		found := false
 		for _, got := range m.blocks {
-			found = found || got == want
+			found = found || reflect.DeepEqual(got, want)
 		}
 		if !found {
 			m.t.Errorf("%s: block %+v is not in the mirror", what, want)

@@ -370,11 +370,13 @@ type contentAnswer struct {
 	Blocks       []contentBlock `json:"blocks"`
 }
 
+// listContent lists what the cache holds; with ?ids=1 also the token ids.
 func (s *Server) listContent(w http.ResponseWriter, r *http.Request) error {
+	withIDs := r.URL.Query().Get("ids") != ""
 	out := contentAnswer{EngineID: s.engineID, BlockSize: s.cfg.BlockSize}
 	err := s.engine.do(r.Context(), func() {
 		e := s.engine
-		out.Life, out.NextSeq, out.Blocks = e.life, s.pub.next(), e.content.list()
+		out.Life, out.NextSeq, out.Blocks = e.life, s.pub.next(), e.content.list(withIDs)
 		out.CachedBlocks = e.core.Stats().CachedBlocks
 	})
 	if err != nil {
