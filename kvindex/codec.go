@@ -140,6 +140,8 @@ func (e *encoder) booking(b *Booking) {
 	e.uint(uint64(b.Uncached))
 	e.uint(uint64(b.State))
 	e.uint(uint64(b.LeaseMs))
+	e.uint(b.Seq)
+	e.bool(b.Prefill)
 }
 
 // DecodeRecord reads what [AppendRecord] wrote. b must be one whole record.
@@ -343,5 +345,7 @@ func (d *decoder) booking() *Booking {
 		Uncached: d.uint32(),
 		State:    BookingState(d.uint(math.MaxUint8)),
 		LeaseMs:  d.uint32(),
+		Seq:      d.uint(math.MaxUint64),
+		Prefill:  d.bool(),
 	}
 }

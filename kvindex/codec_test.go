@@ -44,7 +44,7 @@ func someRecords() []Record {
 			}
 		}),
 		with(KindBooking, func(r *Record) {
-			r.Booking = &Booking{ID: "b1", Replica: "p0", Cached: 64, Uncached: 3, State: BookingClosed, LeaseMs: 60000}
+			r.Booking = &Booking{ID: "b1", Replica: "p0", Cached: 64, Uncached: 3, State: BookingAgain, LeaseMs: 60000, Seq: 1 << 40, Prefill: true}
 		}),
 		with(KindBye, func(*Record) {}),
 	}

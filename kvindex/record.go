@@ -220,19 +220,27 @@ type Sample struct {
 // BookingState is where a booked request is.
 type BookingState uint8
 
-// The states of a booking.
+// The states of a booking: the request was sent to the record's owner; it ended,
+// with all its legs; it is still there, or has moved there.
 const (
 	BookingOpen BookingState = iota
 	BookingClosed
+	BookingAgain
 )
 
-// Booking is a picker's announcement that it sent a request to a worker.
+// Booking is a picker's announcement that it sent a request to a worker. A
+// request that is prefilled on another worker has one for each of its two legs.
 type Booking struct {
 	ID       string
 	Replica  string
 	Cached   uint32 // tokens
-	Uncached uint32 // tokens
+	Uncached uint32 // tokens to prefill at the owner; 0 where only decoding happens
 	State    BookingState
 	// LeaseMs ends a booking whose picker died, ms.
 	LeaseMs uint32
+	// Seq grows with each announcement of the replica, so that later ones win
+	// whatever order they arrive in. The two legs of one announcement have the same.
+	Seq uint64
+	// Prefill marks the leg that does not answer.
+	Prefill bool
 }
