@@ -1,7 +1,6 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"strconv"
@@ -14,7 +13,6 @@ import (
 type upFlags struct {
 	options        up.Options
 	port, portBase int
-	redis          string
 }
 
 func newUpCommand() *cobra.Command {
@@ -25,7 +23,10 @@ func newUpCommand() *cobra.Command {
 		Short: "Run a whole system on this machine and send requests through it",
 		Long: `Run a stock Envoy, the picker and agents with simulated engines on this machine,
 send a few real requests through Envoy, show where each went and why, and keep
-running until Ctrl-C. No GPU is needed. Everything listens on 127.0.0.1.`,
+running until Ctrl-C. No GPU is needed. Everything listens on 127.0.0.1.
+
+With --redis the log is in a Redis, and two pickers share it: "embedded" starts a
+redis-server that ends with the stack, a URL takes yours.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			o.Out = cmd.OutOrStdout()
@@ -44,20 +45,18 @@ running until Ctrl-C. No GPU is needed. Everything listens on 127.0.0.1.`,
 	flags.IntVar(&o.BlockSize, "block-size", o.BlockSize, "block length, in tokens")
 	flags.IntVar(&f.port, "port", 0, "Envoy's port for clients (default 8080)")
 	flags.IntVar(&f.portBase, "port-base", 0, "use consecutive ports from here, for a second stack: Envoy first (0 = the documented ports)")
-	flags.StringVar(&f.redis, "redis", "", "URL of a Redis that holds the log")
+	flags.StringVar(&o.Redis, "redis", "", "where the log is: embedded (a local redis-server of its own) or the URL of a Redis (default: in the picker's memory)")
+	flags.IntVar(&o.Replicas, "replicas", 0, "number of pickers; more than one need --redis (default: 2 with --redis, else 1)")
 	flags.StringVar(&o.Dir, "dir", o.Dir, "folder for logs and rendered configurations (with --port-base N: out/up-N)")
 	flags.BoolVar(&o.Quiet, "quiet", o.Quiet, "no progress lines while starting")
 	return cmd
 }
 
 func (f *upFlags) run(cmd *cobra.Command) error {
-	if f.redis != "" {
-		return errors.New("--redis: the log in Redis does not exist yet; without the flag it is in the picker's memory")
-	}
 	o := &f.options
-	o.Ports = up.DefaultPorts(o.Engines)
+	o.Ports = o.DefaultPorts()
 	if f.portBase != 0 {
-		o.Ports = up.PortsFrom(f.portBase, o.Engines)
+		o.Ports = o.PortsFrom(f.portBase)
 		if !cmd.Flags().Changed("dir") {
 			o.Dir += "-" + strconv.Itoa(f.portBase)
 		}
@@ -71,6 +70,11 @@ func (f *upFlags) run(cmd *cobra.Command) error {
 	}
 	if o.Envoy, err = up.FindEnvoy(o.Binary); err != nil {
 		return err
+	}
+	if o.Redis == up.Embedded {
+		if o.RedisServer, err = up.FindRedis(); err != nil {
+			return err
+		}
 	}
 	return up.Run(cmd.Context(), *o)
 }

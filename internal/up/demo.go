@@ -2,6 +2,8 @@ package up
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -22,6 +24,7 @@ type shown struct {
 	name   string
 	answer answer
 	plan   epp.PlanView
+	picker int // who made the plan
 }
 
 // demo sends a long prompt, its follow-up and a different one through Envoy and
@@ -56,7 +59,39 @@ func (o Options) demo(ctx context.Context) error {
 		}
 		list = append(list, more...)
 	}
-	return o.print(model, list)
+	if err := o.print(list); err != nil {
+		return err
+	}
+	if len(o.Ports.Pickers) > 1 {
+		next := slices.Concat(followUp, []message{{"assistant", second.answer.text}, {"user", "And on Sundays?"}})
+		if err := o.compare(ctx, model, next); err != nil {
+			return err
+		}
+	}
+	o.hint(model, second)
+	return nil
+}
+
+// compare asks every replica where the conversation's next turn would go. They
+// share the log, so they know the same whoever made the plans before.
+func (o Options) compare(ctx context.Context, model string, messages []message) error {
+	body, err := json.Marshal(chatRequest{Model: model, Messages: messages, MaxTokens: 48})
+	if err != nil {
+		return fmt.Errorf("encode: %w", err)
+	}
+	fmt.Fprintf(o.Out, "\nThe next turn, asked of each picker (they share the log in Redis):\n\n")
+	w := tabwriter.NewWriter(o.Out, 0, 0, 2, ' ', 0)
+	for i, p := range o.Ports.Pickers {
+		plan, err := epp.NewClient(addr(p.Admin)).Explain(ctx, "/v1/chat/completions", "", body)
+		if err != nil {
+			return fmt.Errorf("explain by %s: %w", pickerName(i, len(o.Ports.Pickers)), err)
+		}
+		fmt.Fprintf(w, "  %s\t%s\t%d of %d tokens cached\t%s\n", pickerName(i, len(o.Ports.Pickers)), o.nameOf(plan.Decode.Address), plan.Cached, plan.ISL, plan.Reason)
+	}
+	if err := w.Flush(); err != nil {
+		return fmt.Errorf("print the comparison: %w", err)
+	}
+	return nil
 }
 
 // atOnce sends two different long prompts for each decode worker together.
@@ -90,25 +125,47 @@ func (o Options) ask(ctx context.Context, c client, name, model string, messages
 		return shown{}, ctx.Err()
 	case <-pause.C:
 	}
-	plan, err := epp.NewClient(addr(o.Ports.Admin)).Plan(ctx, a.id)
+	plan, picker, err := o.plan(ctx, a.id)
 	if err != nil {
 		return shown{}, fmt.Errorf("%s: %w", name, err)
 	}
-	return shown{name, a, plan}, nil
+	return shown{name, a, plan, picker}, nil
 }
 
-// print writes the table, what it shows, and what to try next.
-func (o Options) print(model string, list []shown) error {
+// plan finds the replica that made a request's plan.
+func (o Options) plan(ctx context.Context, id string) (epp.PlanView, int, error) {
+	var faults []error
+	for i, p := range o.Ports.Pickers {
+		plan, err := epp.NewClient(addr(p.Admin)).Plan(ctx, id)
+		if err == nil {
+			return plan, i, nil
+		}
+		faults = append(faults, err)
+	}
+	return epp.PlanView{}, 0, errors.Join(faults...)
+}
+
+// print writes the table and what it shows.
+func (o Options) print(list []shown) error {
 	w := tabwriter.NewWriter(o.Out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "  request\tworker\tprompt\tcached\t\tfirst token\t\treason")
-	fmt.Fprintln(w, "  \t\ttokens\tpredicted\treported\tpredicted\tmeasured\t")
+	picker, under := "", ""
+	several := len(o.Ports.Pickers) > 1
+	if several {
+		picker, under = "\tpicker", "\t"
+	}
+	fmt.Fprintf(w, "  request%s\tworker\tprompt\tcached\t\tfirst token\t\treason\n", picker)
+	fmt.Fprintf(w, "  %s\t\ttokens\tpredicted\treported\tpredicted\tmeasured\t\n", under)
 	for _, s := range list {
 		p := s.plan
 		worker := o.nameOf(p.Decode.Address)
 		if p.Prefill != nil {
 			worker = o.nameOf(p.Prefill.Address) + " > " + worker
 		}
-		fmt.Fprintf(w, "  %s\t%s\t%d\t%d\t%d\t%.0f ms\t%.0f ms\t%s\n", s.name, worker, s.answer.prompt, p.Cached, s.answer.cached,
+		name := s.name
+		if several {
+			name += "\t" + pickerName(s.picker, len(o.Ports.Pickers))
+		}
+		fmt.Fprintf(w, "  %s\t%s\t%d\t%d\t%d\t%.0f ms\t%.0f ms\t%s\n", name, worker, s.answer.prompt, p.Cached, s.answer.cached,
 			p.TTFTMs, ms(s.answer.first), p.Reason)
 	}
 	if err := w.Flush(); err != nil {
@@ -119,6 +176,11 @@ func (o Options) print(model string, list []shown) error {
 		fmt.Fprintf(o.Out, "\nThe follow-up went to the worker that holds its conversation: %d of its %d prompt tokens needed no prefill.\n",
 			second.answer.cached, second.answer.prompt)
 	}
+	return nil
+}
+
+// hint says what to try next; s is a request to explain.
+func (o Options) hint(model string, s shown) {
 	try := "Try it:"
 	if o.Once {
 		try = "Start it without --once (make up without ONCE=1), and it keeps running. Then try it:"
@@ -129,8 +191,7 @@ func (o Options) print(model string, list []shown) error {
     -d '{"model": %q, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 32}'
 Why a request went where it went:
   %s explain --admin %s %s
-`, try, addr(o.Ports.Envoy), model, o.Binary, addr(o.Ports.Admin), second.answer.id)
-	return nil
+`, try, addr(o.Ports.Envoy), model, o.Binary, addr(o.Ports.Pickers[s.picker].Admin), s.answer.id)
 }
 
 // nameOf is a worker's name in the logs' folder.

@@ -28,26 +28,38 @@ type Options struct {
 	// MaxModelLen bounds prompt and output of one request together, tokens; 0
 	// leaves it to the engines. Traces have prompts that no model of today takes.
 	MaxModelLen int
+	// Redis is where the log is: a URL, [Embedded] for a local redis-server of the
+	// stack's own, empty for the picker's memory.
+	Redis string
+	// Replicas is the number of pickers, 1 to 8; more than one need Redis. 0 means
+	// two with Redis, one without.
+	Replicas int
 	// Ports are where everything listens, on loopback.
 	Ports Ports
 	// Once ends after the demo; NoDemo sends nothing.
 	Once, NoDemo bool
 	// Quiet leaves out the progress lines.
 	Quiet bool
-	// Binary is the kvlane executable and Envoy the proxy's.
-	Binary, Envoy string
+	// Binary is the kvlane executable, Envoy the proxy's and RedisServer that of a
+	// local Redis.
+	Binary, Envoy, RedisServer string
 	// Dir is where logs and rendered configurations go.
 	Dir string
 	// Out is where progress and results are printed.
 	Out io.Writer
 }
 
+// Embedded as [Options.Redis] starts a redis-server for the stack.
+const Embedded = "embedded"
+
 // Default is a stack of four aggregated workers on the documented ports.
 func Default() Options {
-	return Options{
+	o := Options{
 		Engines: 4, Deployment: timing.DefaultDeployment, TimeScale: 1, BlockSize: 16,
-		Ports: DefaultPorts(4), Dir: filepath.Join("out", "up"), Out: io.Discard,
+		Dir: filepath.Join("out", "up"), Out: io.Discard,
 	}
+	o.Ports = o.DefaultPorts()
+	return o
 }
 
 // Validate lists every fault of the options.
@@ -75,10 +87,28 @@ func (o Options) Validate() error {
 	if o.MaxModelLen < 0 || o.MaxModelLen > 1<<24 {
 		fault("--max-model-len %d: want 0 to %d", o.MaxModelLen, 1<<24)
 	}
+	if o.Replicas < 0 || o.Replicas > 8 {
+		fault("--replicas %d: want 1 to 8", o.Replicas)
+	}
+	if o.Replicas > 1 && o.Redis == "" {
+		fault("--replicas %d: want --redis too; without it the log is in one picker's memory", o.Replicas)
+	}
 	if o.Once && o.NoDemo {
 		fault("--once and --no-demo together leave nothing to do")
 	}
 	return errors.Join(faults...)
+}
+
+// replicas is the number of pickers.
+func (o Options) replicas() int {
+	switch {
+	case o.Replicas > 0:
+		return o.Replicas
+	case o.Redis != "":
+		return 2
+	default:
+		return 1
+	}
 }
 
 // blocks is the size of each engine's KV cache.
@@ -126,9 +156,21 @@ func FindEnvoy(binary string) (string, error) {
 	return "", errors.New("no Envoy found; run `make deps`, put an envoy on PATH, or set KVLANE_ENVOY")
 }
 
+// FindRedis is the redis-server of PATH.
+func FindRedis() (string, error) {
+	path, err := exec.LookPath("redis-server")
+	if err != nil {
+		return "", errors.New("no redis-server on PATH; install one (Debian: sudo apt-get install redis-server), or give --redis a URL")
+	}
+	return path, nil
+}
+
 // stopGrace is how long a process may take to end when it is asked to.
 const stopGrace = 5 * time.Second
 
 // startTimeout bounds the start of the whole stack. Envoy needs the longest:
 // seconds on a busy laptop.
 const startTimeout = 60 * time.Second
+
+// pingTimeout bounds one question to a Redis that starts.
+const pingTimeout = time.Second

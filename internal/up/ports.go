@@ -11,34 +11,59 @@ import (
 // host is where everything listens: nothing of a trial belongs on a network.
 const host = "127.0.0.1"
 
-// Ports are the TCP ports of one stack.
+// Ports are the TCP ports of one stack. Those that a stack does not need are 0.
 type Ports struct {
-	Envoy, EnvoyAdmin           int
-	ExtProc, Health, Log, Admin int
-	Engines                     []EnginePorts
+	Envoy, EnvoyAdmin int
+	// Log is the first picker's own log; Redis that of a local Redis in its place.
+	Log, Redis int
+	Pickers    []PickerPorts
+	Engines    []EnginePorts
 }
+
+// PickerPorts are those of one replica of the picker.
+type PickerPorts struct{ ExtProc, Health, Admin int }
 
 // EnginePorts are those of one worker: its agent with its admin page, the engine
 // behind it and the engine's KV events with their replay.
 type EnginePorts struct{ Agent, AgentAdmin, Engine, Events, Replay int }
 
-// DefaultPorts are the documented ports of a stack of n workers.
-func DefaultPorts(n int) Ports {
-	p := Ports{Envoy: 8080, EnvoyAdmin: 9901, ExtProc: 9002, Health: 9003, Log: 9004, Admin: 9090}
-	for i := range n {
+// DefaultPorts are the documented ports: the second replica has 9012, 9013 and
+// 9091, a local Redis 9379.
+func (o Options) DefaultPorts() Ports {
+	p := Ports{Envoy: 8080, EnvoyAdmin: 9901}
+	for i := range o.replicas() {
+		p.Pickers = append(p.Pickers, PickerPorts{ExtProc: 9002 + 10*i, Health: 9003 + 10*i, Admin: 9090 + i})
+	}
+	for i := range o.Engines {
 		p.Engines = append(p.Engines, EnginePorts{Agent: 8000 + i, AgentAdmin: 8100 + i, Engine: 8200 + i, Events: 5557 + i, Replay: 5657 + i})
 	}
-	return p
+	return o.logPort(p, 9004, 9379)
 }
 
 // PortsFrom are consecutive ports from base, for a second stack: Envoy, its
-// admin page, ext_proc, health, log and the picker's admin page, then five for
-// each worker.
-func PortsFrom(base, n int) Ports {
-	p := Ports{Envoy: base, EnvoyAdmin: base + 1, ExtProc: base + 2, Health: base + 3, Log: base + 4, Admin: base + 5}
-	for i := range n {
-		next := base + 6 + 5*i
+// admin page, ext_proc, health, log (or Redis) and the picker's admin page, then
+// five for each worker, then three for each further replica of the picker.
+func (o Options) PortsFrom(base int) Ports {
+	p := Ports{Envoy: base, EnvoyAdmin: base + 1, Pickers: []PickerPorts{{ExtProc: base + 2, Health: base + 3, Admin: base + 5}}}
+	next := base + 6
+	for range o.Engines {
 		p.Engines = append(p.Engines, EnginePorts{Agent: next, AgentAdmin: next + 1, Engine: next + 2, Events: next + 3, Replay: next + 4})
+		next += 5
+	}
+	for range o.replicas() - 1 {
+		p.Pickers = append(p.Pickers, PickerPorts{ExtProc: next, Health: next + 1, Admin: next + 2})
+		next += 3
+	}
+	return o.logPort(p, base+4, base+4)
+}
+
+// logPort adds the port of the log, if the stack brings its own.
+func (o Options) logPort(p Ports, log, redis int) Ports {
+	switch o.Redis {
+	case "":
+		p.Log = log
+	case Embedded:
+		p.Redis = redis
 	}
 	return p
 }
@@ -50,9 +75,17 @@ type use struct {
 }
 
 func (p Ports) uses() []use {
-	all := []use{
-		{p.Envoy, "Envoy"}, {p.EnvoyAdmin, "Envoy's admin page"}, {p.ExtProc, "the picker's ext_proc"},
-		{p.Health, "the picker's health"}, {p.Log, "the log"}, {p.Admin, "the picker's admin page"},
+	all := []use{{p.Envoy, "Envoy"}, {p.EnvoyAdmin, "Envoy's admin page"}}
+	for i, k := range p.Pickers {
+		name := pickerName(i, len(p.Pickers))
+		all = append(all,
+			use{k.ExtProc, "ext_proc of the " + name}, use{k.Health, "health of the " + name}, use{k.Admin, "admin page of the " + name})
+	}
+	if p.Log != 0 {
+		all = append(all, use{p.Log, "the log"})
+	}
+	if p.Redis != 0 {
+		all = append(all, use{p.Redis, "Redis"})
 	}
 	for i, e := range p.Engines {
 		all = append(all,

@@ -21,7 +21,7 @@ func Run(ctx context.Context, o Options) error {
 	if err := o.write(); err != nil {
 		return err
 	}
-	s := newStack(o.Dir)
+	s := newStack(o.Dir, len(o.processes()))
 	defer s.stop()
 	err := o.run(ctx, s)
 	if errors.Is(err, context.Canceled) && ctx.Err() != nil {
@@ -46,12 +46,26 @@ func (o Options) run(ctx context.Context, s *stack) error {
 		return nil
 	}
 	fmt.Fprintf(o.Out, "\nCtrl-C stops everything. Logs are in %s.\n", o.Dir)
-	select {
-	case m := <-s.dead:
-		return deathOf(m)
-	case <-ctx.Done():
-		return ctx.Err()
+	for {
+		select {
+		case m := <-s.dead:
+			if err := o.lost(s, m); err != nil {
+				return err
+			}
+		case <-ctx.Done():
+			return ctx.Err()
+		}
 	}
+}
+
+// lost is the error for a process without which the stack cannot go on. What it
+// can do without is only told.
+func (o Options) lost(s *stack, m member) error {
+	if !s.survives(m) {
+		return deathOf(m)
+	}
+	fmt.Fprintf(o.Out, "\n%s ended (%s); the others go on. Its log is %s.\n", m.Name(), m.how(), m.log)
+	return nil
 }
 
 func (o Options) describe() string {
@@ -60,8 +74,12 @@ func (o Options) describe() string {
 		decode := (o.Engines + 1) / 2
 		workers = fmt.Sprintf("%d decode and %d prefill workers", decode, o.Engines-decode)
 	}
-	return fmt.Sprintf("%s of %s (simulated, %d blocks of %d tokens, time scale %g) behind http://%s",
-		workers, o.Deployment, o.blocks(), o.BlockSize, o.TimeScale, addr(o.Ports.Envoy))
+	pickers := ""
+	if n := len(o.Ports.Pickers); n > 1 {
+		pickers = fmt.Sprintf("%d pickers and ", n)
+	}
+	return fmt.Sprintf("%s%s of %s (simulated, %d blocks of %d tokens, time scale %g) behind http://%s",
+		pickers, workers, o.Deployment, o.blocks(), o.BlockSize, o.TimeScale, addr(o.Ports.Envoy))
 }
 
 // start starts all processes at once and waits for each.
@@ -74,7 +92,7 @@ func (o Options) start(ctx context.Context, s *stack) error {
 			return err
 		}
 	}
-	list = append(list, process{name: "pool", where: "all workers known to the picker", up: o.poolComplete})
+	list = append(list, process{name: "pool", where: "all workers known to every picker", up: o.poolComplete})
 	lines := progress{out: o.Out, quiet: o.Quiet, live: isTerminal(o.Out)}
 	for _, p := range list {
 		lines.begin(p)
@@ -126,20 +144,22 @@ func isTerminal(w io.Writer) bool {
 	return err == nil && info.Mode()&os.ModeCharDevice != 0
 }
 
-// poolComplete asks the picker whether every worker is ready there.
+// poolComplete asks every picker whether all workers are ready there.
 func (o Options) poolComplete(ctx context.Context) error {
-	endpoints, err := epp.NewClient(addr(o.Ports.Admin)).Endpoints(ctx)
-	if err != nil {
-		return err
-	}
-	ready := 0
-	for _, e := range endpoints {
-		if e.Ready {
-			ready++
+	for i, p := range o.Ports.Pickers {
+		endpoints, err := epp.NewClient(addr(p.Admin)).Endpoints(ctx)
+		if err != nil {
+			return err
 		}
-	}
-	if ready < o.Engines {
-		return fmt.Errorf("the picker sees %d of %d workers ready", ready, o.Engines)
+		ready := 0
+		for _, e := range endpoints {
+			if e.Ready {
+				ready++
+			}
+		}
+		if ready < o.Engines {
+			return fmt.Errorf("the %s sees %d of %d workers ready", pickerName(i, len(o.Ports.Pickers)), ready, o.Engines)
+		}
 	}
 	return nil
 }
@@ -154,12 +174,16 @@ func (o Options) guarded(ctx context.Context, s *stack, f func(context.Context) 
 		defer close(done)
 		err = f(ctx)
 	}()
-	select {
-	case <-done:
-		return err
-	case m := <-s.dead:
-		cancel()
-		<-done
-		return deathOf(m)
+	for {
+		select {
+		case <-done:
+			return err
+		case m := <-s.dead:
+			if lost := o.lost(s, m); lost != nil {
+				cancel()
+				<-done
+				return lost
+			}
+		}
 	}
 }

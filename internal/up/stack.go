@@ -23,24 +23,32 @@ type process struct {
 	where string
 	// up asks whether it answers.
 	up func(context.Context) error
+	// Once the stack is up it goes on without a spare process, and without one of a
+	// group while another of it is left.
+	spare bool
+	group string
 }
 
 // member is a running process with its log.
 type member struct {
 	*child.Process
-	log string
+	log   string
+	spare bool
+	group string
 }
 
 // stack is what has been started so far.
 type stack struct {
 	dir     string
 	members []member
-	dead    chan member // gets the first that ends by itself
+	dead    chan member // gets those that end, in order; has room for all
 	watch   sync.WaitGroup
+	groups  map[string]int // how many of each are left
 }
 
-func newStack(dir string) *stack {
-	return &stack{dir: dir, dead: make(chan member, 1)}
+// newStack has room for n processes.
+func newStack(dir string, n int) *stack {
+	return &stack{dir: dir, dead: make(chan member, n), groups: map[string]int{}}
 }
 
 // start runs a program with a log of its own. The log is new at each start.
@@ -55,16 +63,21 @@ func (s *stack) start(p process) error {
 	if err != nil {
 		return err
 	}
-	m := member{c, path}
+	m := member{c, path, p.spare, p.group}
 	s.members = append(s.members, m)
+	s.groups[m.group]++
 	s.watch.Go(func() {
 		<-c.Done()
-		select {
-		case s.dead <- m:
-		default: // the first one is the cause
-		}
+		s.dead <- m
 	})
 	return nil
+}
+
+// survives takes m, which has ended, off its group and reports whether the
+// stack can go on without it.
+func (s *stack) survives(m member) bool {
+	s.groups[m.group]--
+	return m.spare || m.group != "" && s.groups[m.group] > 0
 }
 
 // stop ends everything and returns when it is gone.
@@ -77,13 +90,17 @@ func (s *stack) stop() {
 	s.watch.Wait()
 }
 
+// how a process has ended.
+func (m member) how() string {
+	if err := m.Err(); err != nil {
+		return strings.TrimPrefix(err.Error(), m.Name()+": ")
+	}
+	return "exit status 0"
+}
+
 // deathOf is the error for a process that ended by itself.
 func deathOf(m member) error {
-	how := "exit status 0"
-	if err := m.Err(); err != nil {
-		how = strings.TrimPrefix(err.Error(), m.Name()+": ")
-	}
-	err := fmt.Errorf("%s ended (%s); its log is %s", m.Name(), how, m.log)
+	err := fmt.Errorf("%s ended (%s); its log is %s", m.Name(), m.how(), m.log)
 	if last := lastLines(m.log, 5); last != "" {
 		err = fmt.Errorf("%w and ends with:\n%s", err, last)
 	}

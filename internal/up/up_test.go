@@ -2,6 +2,7 @@ package up
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
@@ -11,6 +12,8 @@ import (
 	"time"
 
 	"github.com/cockroachdb/datadriven"
+
+	"github.com/kvlane/kvlane/internal/porttest"
 )
 
 func TestOptions(t *testing.T) {
@@ -24,9 +27,12 @@ func TestOptions(t *testing.T) {
 		d.MaybeScanArgs(t, "block-size", &o.BlockSize)
 		d.MaybeScanArgs(t, "base", &base)
 		o.PD, o.Once, o.NoDemo = d.HasArg("pd"), d.HasArg("once"), d.HasArg("no-demo")
-		o.Ports = DefaultPorts(o.Engines)
+		o.RedisServer = "redis-server"
+		d.MaybeScanArgs(t, "redis", &o.Redis)
+		d.MaybeScanArgs(t, "replicas", &o.Replicas)
+		o.Ports = o.DefaultPorts()
 		if base > 0 {
-			o.Ports = PortsFrom(base, o.Engines)
+			o.Ports = o.PortsFrom(base)
 		}
 		if err := o.Validate(); err != nil {
 			return err.Error() + "\n"
@@ -37,7 +43,19 @@ func TestOptions(t *testing.T) {
 		case "processes":
 			var out strings.Builder
 			for _, p := range o.processes() {
-				out.WriteString(p.name + ": " + p.path + " " + strings.Join(p.args, " ") + "\n")
+				out.WriteString(p.name + ": ")
+				for _, e := range p.env {
+					if strings.HasPrefix(e, "KVLANE_REDIS=") && o.Redis != "" {
+						out.WriteString(e + " ")
+					}
+				}
+				out.WriteString(p.path + " " + strings.Join(p.args, " ") + "\n")
+			}
+			return out.String()
+		case "ports":
+			var out strings.Builder
+			for _, u := range o.Ports.uses() {
+				fmt.Fprintf(&out, "%d %s\n", u.port, u.what)
 			}
 			return out.String()
 		}
@@ -47,22 +65,22 @@ func TestOptions(t *testing.T) {
 }
 
 func TestPorts(t *testing.T) {
-	if err := PortsFrom(65530, 4).CheckFree(t.Context()); err == nil || !strings.Contains(err.Error(), "65536") {
+	if err := Default().PortsFrom(65530).CheckFree(t.Context()); err == nil || !strings.Contains(err.Error(), "65536") {
 		t.Errorf("got %v", err)
 	}
-	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	base := porttest.Take(t, 2)
+	p := Ports{Envoy: base, EnvoyAdmin: base}
+	if err := p.CheckFree(t.Context()); err == nil || !strings.Contains(err.Error(), "wanted for both Envoy and Envoy's admin page") {
+		t.Errorf("got %v", err)
+	}
+	taken, err := net.Listen("tcp", addr(base))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = taken.Close() }()
-	p := PortsFrom(taken.Addr().(*net.TCPAddr).Port, 0)
-	p.ExtProc = p.Envoy
-	if err := p.CheckFree(t.Context()); err == nil || !strings.Contains(err.Error(), "in use") && !strings.Contains(err.Error(), "wanted for both") {
-		t.Errorf("got %v", err)
-	}
-	p = Ports{Envoy: p.Envoy}
+	p.EnvoyAdmin = base + 1
 	err = p.CheckFree(t.Context())
-	if want := "(Envoy) is in use"; err == nil || !strings.Contains(err.Error(), "Envoy's admin") && !strings.Contains(err.Error(), want) {
+	if want := fmt.Sprintf("port %d (Envoy) is in use", base); err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("got %v, want it to say %q", err, want)
 	}
 }
@@ -70,7 +88,7 @@ func TestPorts(t *testing.T) {
 // A process that dies while the stack starts is the error, with the end of its
 // log; everything else is stopped.
 func TestDeath(t *testing.T) {
-	s := newStack(t.TempDir())
+	s := newStack(t.TempDir(), 2)
 	never := func(context.Context) error { return os.ErrNotExist }
 	if err := s.start(process{name: "idle", path: "sh", args: []string{"-c", "sleep 600"}}); err != nil {
 		t.Fatal(err)
@@ -91,7 +109,7 @@ func TestDeath(t *testing.T) {
 }
 
 func TestMissingProgram(t *testing.T) {
-	s := newStack(t.TempDir())
+	s := newStack(t.TempDir(), 2)
 	defer s.stop()
 	err := s.start(process{name: "envoy", path: filepath.Join(s.dir, "absent")})
 	if err == nil || !strings.HasPrefix(err.Error(), "start envoy: ") {
@@ -105,7 +123,7 @@ func TestTimeout(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), startTimeout)
 		defer cancel()
 		begun := time.Now()
-		err := newStack("").wait(ctx, process{name: "envoy", up: func(context.Context) error { return os.ErrNotExist }})
+		err := newStack("", 0).wait(ctx, process{name: "envoy", up: func(context.Context) error { return os.ErrNotExist }})
 		if want := "envoy does not answer after 1m0s: file does not exist"; err == nil || err.Error() != want {
 			t.Errorf("got %v, want %s", err, want)
 		}

@@ -27,14 +27,23 @@ type worker struct {
 	replay        string // the engine's replay socket
 }
 
+// replica is one picker.
+type replica struct {
+	admin *epp.Client
+	page  string // the picker's admin page
+	name  string
+}
+
 // stack is a running `kvlane up`.
 type stack struct {
 	*family
 	process *process
 	gateway client
-	admin   *epp.Client
-	page    string // the picker's admin page
-	log     string // address of the log
+	admin   *epp.Client // of the first picker
+	page    string      // the first picker's admin page
+	pickers []replica
+	log     string // address of the log; empty if it is in Redis
+	redis   string // URL of the stack's own Redis; empty for none
 	model   string
 	workers []worker
 	ports   int // the first
@@ -54,7 +63,13 @@ func startUp(t *testing.T, n int, args ...string) *stack {
 // launch is startUp for tests that end the stack in their own way.
 func launch(t *testing.T, n int, args ...string) *stack {
 	t.Helper()
-	s := &stack{family: newFamily(t), count: 6 + 5*n}
+	o := up.Options{Engines: n}
+	count := 6 + 5*n
+	if slices.Contains(args, "--redis") {
+		o.Redis = up.Embedded
+		count += 3 // the second picker's
+	}
+	s := &stack{family: newFamily(t), count: count}
 	s.ports = porttest.Take(t, s.count)
 	args = append([]string{
 		"up", "--no-demo", "--engines", strconv.Itoa(n), "--port-base", strconv.Itoa(s.ports), "--dir", s.dir,
@@ -62,11 +77,16 @@ func launch(t *testing.T, n int, args ...string) *stack {
 	s.process = s.run(t, "up", []string{"KVLANE_ENVOY=" + found.envoy}, found.kvlane, args...)
 	t.Cleanup(func() { s.process.Stop(grace) }) // if the test does not get to its own end
 	s.process.awaitLine(t, "ready in", stackStart)
-	p := up.PortsFrom(s.ports, n)
+	p := o.PortsFrom(s.ports)
 	s.gateway = newClient(t, "http://"+addr(p.Envoy))
-	s.page = "http://" + addr(p.Admin)
-	s.admin = epp.NewClient(addr(p.Admin))
+	for i, k := range p.Pickers {
+		s.pickers = append(s.pickers, replica{epp.NewClient(addr(k.Admin)), "http://" + addr(k.Admin), fmt.Sprintf("picker-%d", i)})
+	}
+	s.admin, s.page = s.pickers[0].admin, s.pickers[0].page
 	s.log = addr(p.Log)
+	if p.Redis != 0 {
+		s.log, s.redis = "", "redis://"+addr(p.Redis)
+	}
 	for _, e := range p.Engines {
 		s.workers = append(s.workers, worker{
 			id: kvindex.WorkerID(addr(e.Agent)), agent: newClient(t, "http://"+addr(e.Agent)),

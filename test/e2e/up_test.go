@@ -123,7 +123,8 @@ func TestUpRefuses(t *testing.T) {
 		want string
 	}{
 		{[]string{"--port", taken}, "", "kvlane: port " + taken + " (Envoy) is in use"},
-		{[]string{"--redis", "redis://127.0.0.1:6379"}, "", "kvlane: --redis: "},
+		{[]string{"--replicas", "2"}, "", "kvlane: --replicas 2: "},
+		{[]string{"--redis", "embedded"}, "PATH=" + t.TempDir(), "kvlane: no redis-server on PATH; install one (Debian: sudo apt-get install redis-server)"},
 		{[]string{"--deployment", "none"}, "", "kvlane: --deployment: "},
 		{[]string{"--engines", "0"}, "", "kvlane: --engines 0: "},
 		{nil, "KVLANE_ENVOY=" + absent, "kvlane: KVLANE_ENVOY: "},
