@@ -1,12 +1,17 @@
 package workers
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
+	"slices"
+	"strconv"
 
 	"github.com/kvlane/kvlane/internal/observability"
 	"github.com/kvlane/kvlane/kvindex"
+	"github.com/kvlane/kvlane/kvindex/listing"
 )
 
 // State is what /agent/state shows.
@@ -50,8 +55,27 @@ func (a *Agent) State() State {
 	return s
 }
 
-// adminMux serves /metrics, /healthz, /agent/health (the same as /healthz) and
-// /agent/state.
+// Prefix is the beginning of a prompt that the engine once computed, for a check
+// by asking for it again.
+type Prefix struct {
+	// Model is the base model's name as blocks are named by it, LoRA the adapter's.
+	Model string `json:"model"`
+	LoRA  string `json:"lora,omitempty"`
+	Salt  string `json:"salt,omitempty"`
+	// BlockSize is in tokens; Tokens are whole blocks.
+	BlockSize int      `json:"block_size"`
+	Tokens    []uint32 `json:"tokens"`
+}
+
+const (
+	// maxPrefixes and maxPrefixBlocks bound an answer of /agent/prefixes.
+	maxPrefixes     = 10_000
+	maxPrefixBlocks = 256
+)
+
+// adminMux serves /metrics, /healthz, /agent/health (the same as /healthz),
+// /agent/state, /agent/content (what the engine says it holds, see package
+// listing) and /agent/prefixes?n=100 (prompts to check it by).
 func (a *Agent) adminMux() *http.ServeMux {
 	mux := observability.Admin{Gatherer: a.deps.Registry, Ready: a.notReady}.Mux()
 	mux.HandleFunc("GET /agent/health", func(w http.ResponseWriter, _ *http.Request) {
@@ -67,5 +91,71 @@ func (a *Agent) adminMux() *http.ServeMux {
 		e.SetIndent("", "  ")
 		_ = e.Encode(a.State()) // the reader may be gone
 	})
+	mux.HandleFunc("GET /agent/content", a.serveContent)
+	mux.HandleFunc("GET /agent/prefixes", a.servePrefixes)
 	return mux
+}
+
+// serveContent lists what the engine says it holds, each rank asked anew.
+func (a *Agent) serveContent(w http.ResponseWriter, r *http.Request) {
+	a.truth.Lock()
+	defer a.truth.Unlock()
+	w.Header().Set("Content-Type", "application/jsonl")
+	out := listing.NewWriter(w)
+	for _, f := range a.feeds {
+		t := a.truthOf(r.Context(), f, false)
+		err := out.Source(t.source)
+		for _, o := range slices.SortedFunc(maps.Keys(t.owners), compareOwners) {
+			if err == nil {
+				err = out.Owner(listing.Owner{Owner: o}, t.owners[o])
+			}
+		}
+		if err != nil { // the reader is gone
+			return
+		}
+	}
+	_ = out.End() // the reader may be gone
+}
+
+func compareOwners(a, b kvindex.Owner) int {
+	return cmp.Or(cmp.Compare(a.Worker, b.Worker), cmp.Compare(a.Rank, b.Rank), cmp.Compare(a.Tier, b.Tier))
+}
+
+// servePrefixes picks n known prefixes, spread evenly over all that are known.
+func (a *Agent) servePrefixes(w http.ResponseWriter, r *http.Request) {
+	n, err := strconv.Atoi(r.URL.Query().Get("n"))
+	if err != nil || n < 1 || n > maxPrefixes {
+		http.Error(w, fmt.Sprintf("n: want 1 to %d", maxPrefixes), http.StatusBadRequest)
+		return
+	}
+	a.truth.Lock()
+	defer a.truth.Unlock()
+	var known []prefix
+	for _, f := range a.feeds {
+		known = append(known, a.truthOf(r.Context(), f, true).prefixes...)
+	}
+	model := a.model()
+	out := []Prefix{}
+	for _, p := range spread(known, n) {
+		out = append(out, p.export(model))
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(out) // the reader may be gone
+}
+
+// spread is n of the prefixes that are not too long. Their hashes are as good as
+// random, so their order is.
+func spread(known []prefix, n int) []prefix {
+	known = slices.DeleteFunc(known, func(p prefix) bool { return p.depth > maxPrefixBlocks })
+	slices.SortFunc(known, func(x, y prefix) int { return cmp.Compare(x.hash, y.hash) })
+	known = slices.CompactFunc(known, func(x, y prefix) bool { return x.hash == y.hash })
+	return known[:min(n, len(known))]
+}
+
+func (p *prefix) export(model string) Prefix {
+	tokens := make([]uint32, p.depth*len(p.tokens))
+	for b := p; b != nil; b = b.before {
+		copy(tokens[(b.depth-1)*len(b.tokens):], b.tokens)
+	}
+	return Prefix{Model: model, LoRA: p.lora, Salt: p.salt, BlockSize: len(p.tokens), Tokens: tokens}
 }

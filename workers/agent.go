@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -50,6 +51,7 @@ type Agent struct {
 	fed       atomic.Bool  // the event sockets are connected, or were waited for
 	draining  atomic.Bool
 	blockSize atomic.Int64 // from KV events, for engines whose metrics do not say
+	truth     sync.Mutex   // held while the engine is asked what it holds: an answer may take much memory
 }
 
 // New makes an agent; Run does the work. It does no I/O.

@@ -368,10 +368,7 @@ func (f *feed) apply(ctx context.Context, b batch) {
 	f.metrics.Batches.WithLabelValues("applied").Inc()
 	f.metrics.Events.WithLabelValues("bad").Add(float64(len(decoded.Bad)))
 	f.metrics.Events.WithLabelValues("skipped").Add(float64(len(decoded.Skipped)))
-	rank := f.rank
-	if decoded.Rank != nil && *decoded.Rank >= 0 && *decoded.Rank < 1<<16 {
-		rank = uint16(*decoded.Rank)
-	}
+	rank := f.rankOf(decoded)
 	c := f.contents[rank]
 	if c == nil {
 		c = newContent(f.worker.WorkerID, rank, f.model())
@@ -393,4 +390,12 @@ func (f *feed) apply(ctx context.Context, b batch) {
 	if len(records) > 0 {
 		f.publisher.put(ctx, update{rank: rank, records: records})
 	}
+}
+
+// rankOf is the rank that a batch is about: its own word, or the feed's.
+func (f *feed) rankOf(b enginewire.Batch) uint16 {
+	if b.Rank != nil && *b.Rank >= 0 && *b.Rank < 1<<16 {
+		return uint16(*b.Rank)
+	}
+	return f.rank
 }
