@@ -330,3 +330,30 @@ func (x *Index) Blocks(o Owner) []BlockHash {
 	slices.Sort(list)
 	return list
 }
+
+// OwnerState is one owner's place in the log and how much it holds.
+type OwnerState struct {
+	Owner Owner
+	// Epoch, Term and Seq are of the last record accepted; see [Cursor].
+	Epoch, Term, Seq uint64
+	// Doubtful: records were lost, and nothing counts until a Cleared comes.
+	Doubtful bool
+	Blocks   int // different ones
+}
+
+// Owners lists all owners, sorted by worker, rank and tier.
+func (x *Index) Owners() []OwnerState {
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	list := make([]OwnerState, 0, len(x.owners))
+	for o, h := range x.owners {
+		list = append(list, OwnerState{
+			Owner: o, Epoch: h.cursor.Epoch, Term: h.cursor.Term, Seq: h.cursor.Seq,
+			Doubtful: h.cursor.Doubtful, Blocks: len(h.held),
+		})
+	}
+	slices.SortFunc(list, func(a, b OwnerState) int {
+		return cmp.Or(cmp.Compare(a.Owner.Worker, b.Owner.Worker), cmp.Compare(a.Owner.Rank, b.Owner.Rank), cmp.Compare(a.Owner.Tier, b.Owner.Tier))
+	})
+	return list
+}
