@@ -11,11 +11,17 @@ import (
 // Apply takes over a record of the log: Hello, Load and Bye of a worker's device
 // memory; any other record of a worker only shows that it is alive. Records of
 // an older term or epoch than the newest seen are counted and ignored. A newer
-// epoch forgets the load and the bookings of the life before. The record is not
-// kept.
+// epoch forgets the load and the bookings of the life before. A Booking of
+// another replica counts on its worker until it is closed or its lease ends, from
+// the worker's report of it on as a part of that. The record is not kept.
 func (p *Pool) Apply(r *kvindex.Record, now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	defer p.sweep(now)
+	if r.Kind == kvindex.KindBooking {
+		p.hear(r, now)
+		return
+	}
 	w := p.worker(r.Owner.Worker, r.Owner.Rank)
 	if r.Owner.Tier != kvindex.Device {
 		if w != nil {
@@ -103,7 +109,9 @@ func (p *Pool) deployment(name string) timing.Deployment {
 func (p *Pool) load(w *worker, l *kvindex.Load, now time.Time) {
 	since := w.queue.reported
 	for _, id := range l.Accepted {
-		p.accept(w, id, now)
+		if b, _ := p.accept(w, id, now); b == nil {
+			p.foretell(id, now)
+		}
 	}
 	for i := range l.FirstToken {
 		p.firstToken(w, l.FirstToken[i].Booking, since, now)
@@ -119,7 +127,7 @@ func (p *Pool) load(w *worker, l *kvindex.Load, now time.Time) {
 // retry: it moves.
 func (p *Pool) accept(w *worker, id string, now time.Time) (*booking, *leg) {
 	b := p.bookings[id]
-	if b == nil || b.ended {
+	if b == nil || b.phase != open {
 		return nil, nil
 	}
 	l := b.at(w)
@@ -128,12 +136,13 @@ func (p *Pool) accept(w *worker, id string, now time.Time) (*booking, *leg) {
 		if w.hello.Role == kvindex.RolePrefill {
 			l = &b.prefill
 		}
+		if l.on == nil && l.accepted {
+			return b, l // never counted here: its worker reported it before its replica did
+		}
 		l.move(w, b.isl, now)
 	}
-	if !l.accepted {
-		l.accepted = true
-		w.accepted++
-	}
+	l.accept()
+	p.schedule(b, now)
 	return b, l
 }
 
@@ -146,7 +155,7 @@ func (p *Pool) firstToken(w *worker, id string, since, now time.Time) {
 	}
 	w.queue.finish(l, w.rates(), since, now)
 	if l == &b.decode {
-		b.prefill.lift(now)
+		b.prefill.over(now)
 	}
 }
 
@@ -154,16 +163,22 @@ func (p *Pool) firstToken(w *worker, id string, since, now time.Time) {
 // while, for its close.
 func (p *Pool) done(w *worker, id string, now time.Time) {
 	b := p.bookings[id]
-	if b == nil || b.ended {
+	if b == nil || b.phase != open {
 		return
 	}
 	if b.at(w) == &b.prefill {
-		b.prefill.lift(now)
+		b.prefill.over(now)
 		return
 	}
 	// The other case without a leg on w: the worker was forgotten in between.
-	if b.at(w) == &b.decode || b.decode.on == nil {
-		b.lift(now)
-		b.ended, b.until = true, now.Add(endedGrace)
+	if b.at(w) != &b.decode && b.decode.on != nil {
+		return
 	}
+	if b.shared() {
+		p.end(b, now)
+		return
+	}
+	b.lift(now)
+	b.phase, b.until = ended, now.Add(endedGrace)
+	p.ended.push(b)
 }

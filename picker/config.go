@@ -45,6 +45,15 @@ type Config struct {
 	// BookingLease ends a booking that nobody closed; longer than the longest
 	// answer, at least 1s.
 	BookingLease time.Duration `yaml:"bookingLease"`
+	// ReplicaLease is how long other replicas count a booking of ours that no worker
+	// has reported, without hearing of it again: we repeat it every third of that.
+	// A replica that dies is forgotten so fast. At least 3s, as leases are looked at
+	// once a second.
+	ReplicaLease time.Duration `yaml:"replicaLease"`
+	// Replica names this picker among those that share a log: no two at a time have
+	// one name, and its next life has another. Empty: it is alone, and makes and
+	// heeds no announcements.
+	Replica string `yaml:"replica"`
 }
 
 // DefaultConfig is the configuration where nothing else is said.
@@ -60,6 +69,7 @@ func DefaultConfig() Config {
 		DefaultLease:      5 * time.Second,
 		LeaseGrace:        5 * time.Minute,
 		BookingLease:      10 * time.Minute,
+		ReplicaLease:      9 * time.Second,
 	}
 }
 
@@ -102,6 +112,9 @@ func (c Config) Validate() error {
 	}
 	if c.BookingLease < time.Second {
 		fault("bookingLease: %v is less than 1s", c.BookingLease)
+	}
+	if c.ReplicaLease < 3*time.Second {
+		fault("replicaLease: %v is less than 3s", c.ReplicaLease)
 	}
 	return errors.Join(faults...)
 }

@@ -16,18 +16,32 @@ type Pool struct {
 	config Config
 	table  timing.Table
 
-	mu       sync.Mutex
-	workers  []*worker // sorted by id, then rank
+	outgoing chan struct{} // see Outgoing
+
+	mu      sync.Mutex
+	workers []*worker // sorted by id, then rank
+	fleet   Fleet     // the last snapshot; its memory is used again
+	turn    uint64
+	swept   time.Time
+	counts  counts
+
 	bookings map[string]*booking
-	fleet    Fleet // the last snapshot; its memory is used again
-	turn     uint64
-	swept    time.Time
-	counts   counts
+	// Each booking is in one of these, ordered by when it is due.
+	unreported list // our own, until the workers have reported every leg
+	reported   list // our own and others', from then on
+	ended      list // our own that wait for their close
+	heard      list // of other replicas, until the workers have reported every leg
+	past       list // of other replicas, over; and foretold ones
+	shared     int  // bookings that are not our own
+	spare      *booking
+	pending    []announcement
+	seq        uint64 // of the last announcement
 }
 
 // counts only grow.
 type counts struct {
 	picked, refused, expired, unknownCloses, replaced, fenced uint64
+	announced, unsent, heard, late, clashes, overflow, lapsed uint64
 }
 
 // sweepEvery is how often leases are looked at, endedGrace how long a booking
@@ -41,7 +55,7 @@ const (
 // default deployment that the table lacks stands for the table's first.
 func NewPool(config Config, table timing.Table) *Pool {
 	return &Pool{
-		config: config, table: table, bookings: make(map[string]*booking),
+		config: config, table: table, bookings: make(map[string]*booking), outgoing: make(chan struct{}, 1),
 		fleet: Fleet{
 			Policy: config.Policy, Alpha: config.Alpha, ChunkTokens: config.ChunkTokens,
 			Transfer: table.Transfer.Scaled(1 / config.TimeScale), AdapterMs: config.AdapterMs / config.TimeScale,
@@ -85,11 +99,15 @@ func (p *Pool) pick(req *Request, now time.Time) Plan {
 
 func (p *Pool) book(req *Request, plan *Plan, now time.Time) {
 	if old := p.bookings[plan.Request]; old != nil {
-		p.counts.replaced++
+		if !old.shared() {
+			p.counts.replaced++
+			p.announceEnd(old)
+		}
 		old.lift(now)
+		p.drop(old)
 	}
-	b := &booking{isl: plan.ISL, until: now.Add(p.config.BookingLease)}
-	p.bookings[plan.Request] = b
+	b := p.enter(plan.Request)
+	b.isl, b.until = plan.ISL, now.Add(p.config.BookingLease)
 	prefill := &b.decode
 	if plan.Prefill != nil {
 		prefill = &b.prefill
@@ -101,6 +119,8 @@ func (p *Pool) book(req *Request, plan *Plan, now time.Time) {
 	if plan.Prefill != nil {
 		b.prefill.place(p.worker(plan.Prefill.Worker, plan.Prefill.Rank), now)
 	}
+	p.announce(b, kvindex.BookingOpen)
+	p.schedule(b, now)
 }
 
 // Served says which address the gateway really used. If that is another than
@@ -110,15 +130,18 @@ func (p *Pool) Served(id, address string, now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	b := p.bookings[id]
-	if b == nil || b.ended || b.decode.on != nil && b.decode.on.hello.Address == address {
+	if !b.own() || b.decode.on != nil && b.decode.on.hello.Address == address {
 		return
 	}
 	i := slices.IndexFunc(p.workers, func(w *worker) bool { return w.hello.Address == address })
 	if i < 0 {
 		b.decode.lift(now)
+		p.announceEnd(b)
 		return
 	}
 	b.decode.move(p.workers[i], b.isl, now)
+	p.announce(b, kvindex.BookingAgain)
+	p.schedule(b, now)
 }
 
 // Close ends a booking: the request was answered, refused, aborted or never
@@ -127,20 +150,22 @@ func (p *Pool) Close(id string, now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	b := p.bookings[id]
-	if b == nil {
+	if b == nil || b.shared() {
 		p.counts.unknownCloses++
 		return
 	}
+	p.announceEnd(b)
 	b.lift(now)
-	delete(p.bookings, id)
+	p.drop(b)
 }
 
-// Booked reports whether a booking of that name is open.
+// Booked reports whether a booking of that name is open, here or at another
+// replica that announced it.
 func (p *Pool) Booked(id string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	b := p.bookings[id]
-	return b != nil && !b.ended
+	return b != nil && b.phase == open
 }
 
 // Fleet is a snapshot of the pool. The caller may keep it; it must not change
@@ -191,7 +216,8 @@ func (p *Pool) Model(name string) (ModelInfo, bool) {
 	return ModelInfo{Base: found.hello.Model, BlockSize: int(found.hello.BlockSize)}, true
 }
 
-// sweep removes workers and bookings whose time is over.
+// sweep removes workers and bookings whose time is over, and announces anew
+// those that no worker has reported.
 func (p *Pool) sweep(now time.Time) {
 	if since := now.Sub(p.swept); since >= 0 && since < sweepEvery {
 		return
@@ -204,14 +230,29 @@ func (p *Pool) sweep(now time.Time) {
 		}
 		i++
 	}
-	for id, b := range p.bookings {
+	for b := p.unreported.first; b != nil && !now.Before(b.due()); b = p.unreported.first {
 		if now.Before(b.until) {
+			p.announce(b, kvindex.BookingAgain)
+			p.schedule(b, now)
 			continue
 		}
-		if !b.ended {
-			p.counts.expired++
-		}
-		b.lift(now)
-		delete(p.bookings, id)
+		p.expire(b, now)
 	}
+	for _, l := range [...]*list{&p.reported, &p.heard, &p.ended, &p.past} {
+		for b := l.first; b != nil && !now.Before(b.until); b = l.first {
+			p.expire(b, now)
+		}
+	}
+}
+
+func (p *Pool) expire(b *booking, now time.Time) {
+	switch {
+	case b.own():
+		p.counts.expired++
+		p.announceEnd(b)
+	case b.phase == open:
+		p.counts.lapsed++
+	}
+	b.lift(now)
+	p.drop(b)
 }

@@ -439,7 +439,7 @@ func TestConfig(t *testing.T) {
 	}
 	for _, key := range []string{
 		"policy", "alpha", "chunkTokens", "fallbacks", "maxRequests", "maxQueueMs", "adapterMs", "timeScale", "deployment",
-		"defaultLease", "leaseGrace", "bookingLease",
+		"defaultLease", "leaseGrace", "bookingLease", "replicaLease",
 	} {
 		if !strings.Contains(err.Error(), key) {
 			t.Errorf("%s is not named in: %v", key, err)

@@ -11,13 +11,26 @@ type PoolStats struct {
 	Workers, Ready int
 	// Bookings are those under way; ones whose end a worker has reported and that
 	// only wait for their close are not counted.
-	Bookings  int
+	Bookings int
+	// Shared are those of other replicas, as far as they were announced.
+	Shared    int
 	PerWorker []WorkerStats // sorted by worker, then rank
 
 	// Totals since the start: picks with and without a target, bookings that
 	// nobody closed within their lease, closes of names that were not booked,
 	// bookings whose name was booked again, records of an older term or epoch.
 	Picked, Refused, Expired, UnknownCloses, Replaced, Fenced uint64
+
+	// Totals of what replicas tell each other. Announced and Unsent are
+	// announcements of ours that were made, and that were not because nobody fetched
+	// the ones before.
+	Announced, Unsent uint64
+	// Heard are announcements of others that were taken over, Late those that came
+	// after a newer one, or after their end. Clashes are those whose name was
+	// booked here or by a third, Overflow those for which there was no room: both are
+	// not counted until a worker reports them. Lapsed are bookings that nobody closed
+	// or announced again.
+	Heard, Late, Clashes, Overflow, Lapsed uint64
 }
 
 // WorkerStats are the gauges of one worker's rank.
@@ -30,10 +43,10 @@ type WorkerStats struct {
 	// Deployment names the timing constants in use.
 	Deployment string
 	// Requests are all that are known there, Bookings the legs of our own ones
-	// among them.
-	Requests, Bookings int
-	QueueMs            float64 // predicted
-	QueuedTokens       int     // uncached tokens of our bookings without a first token
+	// among them, Shared those of other replicas.
+	Requests, Bookings, Shared int
+	QueueMs                    float64 // predicted
+	QueuedTokens               int     // uncached tokens of bookings without a first token
 }
 
 // Stats are the figures at one moment.
@@ -45,10 +58,15 @@ func (p *Pool) Stats(now time.Time) PoolStats {
 		Workers: len(p.workers), PerWorker: make([]WorkerStats, 0, len(p.workers)),
 		Picked: p.counts.picked, Refused: p.counts.refused, Expired: p.counts.expired,
 		UnknownCloses: p.counts.unknownCloses, Replaced: p.counts.replaced, Fenced: p.counts.fenced,
+		Announced: p.counts.announced, Unsent: p.counts.unsent,
+		Heard: p.counts.heard, Late: p.counts.late, Clashes: p.counts.clashes, Overflow: p.counts.overflow, Lapsed: p.counts.lapsed,
 	}
 	for _, b := range p.bookings {
-		if !b.ended {
+		switch {
+		case b.own():
 			s.Bookings++
+		case b.phase == open:
+			s.Shared++
 		}
 	}
 	for _, w := range p.workers {
@@ -58,7 +76,7 @@ func (p *Pool) Stats(now time.Time) PoolStats {
 		}
 		s.PerWorker = append(s.PerWorker, WorkerStats{
 			Worker: w.id, Rank: w.rank, Address: e.Address, Role: e.Role, Ready: e.Ready, Deployment: w.deployed,
-			Requests: e.Requests, Bookings: w.open, QueueMs: e.QueueMs, QueuedTokens: w.queue.tokens,
+			Requests: e.Requests, Bookings: w.open - w.shared, Shared: w.shared, QueueMs: e.QueueMs, QueuedTokens: w.queue.tokens,
 		})
 	}
 	return s

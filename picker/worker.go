@@ -11,16 +11,20 @@ import (
 
 // worker is one rank of a worker as the pool knows it.
 //
-// How requests are counted: open is the number of our legs there, accepted how
-// many of those the worker's figures include. At each report
+// How requests are counted: open is the number of legs there, accepted how many
+// of those the worker's figures include. At each report
 //
 //	others = max(0, running + waiting - accepted)
 //
-// are the requests that are there without a leg of ours, and at any moment the
-// worker has others + open requests. So a leg counts once: before the report
-// that accepts it in open only, after it in open and out of others. A request
-// that we closed and that the worker still runs becomes one of the others at the
-// next report, and leaves with the report that no longer has it.
+// are the requests that are there without a leg, and at any moment the worker
+// has others + open requests. So a leg counts once: before the report that
+// accepts it in open only, after it in open and out of others. A request that we
+// closed and that the worker still runs becomes one of the others at the next
+// report, and leaves with the report that no longer has it.
+//
+// Legs of other replicas, shared, count in the same way, but of their end we only
+// hear. Where the figures have fewer requests than legs, others is negative by as
+// much, down to the number of accepted shared legs.
 type worker struct {
 	id          kvindex.WorkerID
 	rank        uint16
@@ -39,7 +43,9 @@ type worker struct {
 	others   int
 	open     int
 	accepted int
-	queue    queue
+	// shared and sharedAccepted are those of other replicas among them.
+	shared, sharedAccepted int
+	queue                  queue
 }
 
 func (w *worker) compare(id kvindex.WorkerID, rank uint16) int {
@@ -64,7 +70,7 @@ func (w *worker) rates() rates {
 	}
 }
 
-// forget empties the worker at the start of a new life. The caller has lifted
+// forget empties the worker's figures at the start of a new life. The caller has lifted
 // the legs.
 func (w *worker) forget() {
 	w.load, w.others, w.queue = kvindex.Load{}, 0, queue{}
@@ -75,7 +81,7 @@ func (w *worker) forget() {
 func (w *worker) report(l *kvindex.Load, now time.Time) {
 	w.load = *l
 	w.load.Accepted, w.load.FirstToken, w.load.Done = nil, nil, nil
-	w.others = max(0, int(l.Running)+int(l.Waiting)-w.accepted)
+	w.others = max(-w.sharedAccepted, int(l.Running)+int(l.Waiting)-w.accepted)
 	w.queue.report(int(l.QueuedTokens), w.rates(), now)
 }
 
