@@ -64,6 +64,8 @@ func (c *Config) keys() []key {
 			value("defaultLease", &c.Picker.DefaultLease),
 			value("leaseGrace", &c.Picker.LeaseGrace),
 			value("bookingLease", &c.Picker.BookingLease),
+			value("replicaLease", &c.Picker.ReplicaLease),
+			value("replica", &c.Picker.Replica),
 		),
 		section("extproc",
 			value("maxBodyBytes", &c.ExtProc.MaxBodyBytes),
