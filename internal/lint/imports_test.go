@@ -35,6 +35,8 @@ var allowed = map[string][]string{
 	"kvindex/memlog":       {"kvindex", "kvindex/memlog/logpb"},
 	"kvindex/memlog/logpb": {},
 	"kvindex/enginewire":   {"kvindex"},
+	"kvindex/translate":    {"kvindex", "kvindex/enginewire"},
+	"kvindex/listing":      {"kvindex"},
 
 	// The edges.
 	"extproc":        {"picker", "kvindex", "internal/openai", "internal/observability"},
@@ -52,6 +54,7 @@ var allowed = map[string][]string{
 	"internal/observability": {},
 	"internal/child":         {},
 	"internal/envoyconf":     {},
+	"internal/verify":        {"internal/epp", "kvindex", "kvindex/listing"}, // compares pickers with engines
 	"internal/replay":        {"internal/openai", "internal/timing", "workers/engine/bpe"},
 	"internal/benchfile":     {},
 	"internal/lint":          {},
