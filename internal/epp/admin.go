@@ -19,10 +19,12 @@ import (
 //	GET  /plans/{request-id}  where a request went and why
 //	POST /explain?path=/v1/chat/completions[&policy=kv]  the plan for a body, nothing is booked
 //	GET  /endpoints           the pool as it is now
+//	     /index/...           see indexPage
 type admin struct {
 	router  *extproc.Router
 	plans   *extproc.Plans
 	pool    *picker.Pool
+	index   *indexPage
 	maxBody int64
 	page    observability.Admin
 }
@@ -32,6 +34,7 @@ func (a *admin) handler() http.Handler {
 	mux.HandleFunc("GET /plans/{id}", a.plan)
 	mux.HandleFunc("POST /explain", a.explain)
 	mux.HandleFunc("GET /endpoints", a.endpoints)
+	a.index.register(mux)
 	return mux
 }
 
@@ -83,7 +86,7 @@ func (a *admin) endpoints(w http.ResponseWriter, _ *http.Request) {
 	reply(w, views)
 }
 
-func reply[T PlanView | []EndpointView](w http.ResponseWriter, v T) {
+func reply[T PlanView | []EndpointView | IndexView | []OverlapView](w http.ResponseWriter, v T) {
 	body, err := json.MarshalIndent(v, "", "  ")
 	if err != nil { // a number that JSON does not have
 		http.Error(w, err.Error(), http.StatusInternalServerError)

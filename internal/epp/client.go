@@ -9,6 +9,9 @@ import (
 	"net/http"
 	"net/url"
 	"time"
+
+	"github.com/kvlane/kvlane/kvindex"
+	"github.com/kvlane/kvlane/kvindex/listing"
 )
 
 // Client reads a picker's admin page.
@@ -48,22 +51,63 @@ func (c *Client) Endpoints(ctx context.Context) ([]EndpointView, error) {
 	return v, err
 }
 
-func (c *Client) do(ctx context.Context, method, path string, body []byte, into any) error {
-	req, err := http.NewRequestWithContext(ctx, method, c.base+path, bytes.NewReader(body))
+// Index is what the picker knows of its workers' caches, without the blocks.
+func (c *Client) Index(ctx context.Context) (IndexView, error) {
+	var v IndexView
+	err := c.do(ctx, http.MethodGet, "/index/stats", nil, &v)
+	return v, err
+}
+
+// Overlap is how many leading blocks of a chain each worker's rank holds, for
+// those that hold the first.
+func (c *Client) Overlap(ctx context.Context, chain []kvindex.BlockHash) ([]OverlapView, error) {
+	body, err := json.Marshal(struct {
+		Chain listing.Hashes `json:"chain"`
+	}{chain})
 	if err != nil {
-		return fmt.Errorf("build request: %w", err)
+		return nil, fmt.Errorf("write the chain: %w", err)
 	}
-	resp, err := c.http.Do(req)
+	var v []OverlapView
+	err = c.do(ctx, http.MethodPost, "/index/overlap", body, &v)
+	return v, err
+}
+
+// Dump is the listing of a worker's blocks in the picker's index, of all
+// workers if it is empty. The caller closes it.
+func (c *Client) Dump(ctx context.Context, worker kvindex.WorkerID) (io.ReadCloser, error) {
+	resp, err := c.send(ctx, http.MethodGet, "/index/dump?"+url.Values{"worker": {string(worker)}}.Encode(), nil)
 	if err != nil {
-		return fmt.Errorf("ask the picker: %w", err)
+		return nil, err
+	}
+	return resp.Body, nil
+}
+
+func (c *Client) do(ctx context.Context, method, path string, body []byte, into any) error {
+	resp, err := c.send(ctx, method, path, body)
+	if err != nil {
+		return err
 	}
 	defer func() { _ = resp.Body.Close() }() // read only
-	if resp.StatusCode != http.StatusOK {
-		text, _ := io.ReadAll(io.LimitReader(resp.Body, 1000)) // only for the message
-		return fmt.Errorf("ask the picker: status %d: %s", resp.StatusCode, bytes.TrimSpace(text))
-	}
 	if err := json.NewDecoder(resp.Body).Decode(into); err != nil {
 		return fmt.Errorf("read the picker's answer: %w", err)
 	}
 	return nil
+}
+
+// send returns an answer with status 200, or an error.
+func (c *Client) send(ctx context.Context, method, path string, body []byte) (*http.Response, error) {
+	req, err := http.NewRequestWithContext(ctx, method, c.base+path, bytes.NewReader(body))
+	if err != nil {
+		return nil, fmt.Errorf("build request: %w", err)
+	}
+	resp, err := c.http.Do(req)
+	if err != nil {
+		return nil, fmt.Errorf("ask the picker: %w", err)
+	}
+	if resp.StatusCode != http.StatusOK {
+		text, _ := io.ReadAll(io.LimitReader(resp.Body, 1000)) // only for the message
+		_ = resp.Body.Close()
+		return nil, fmt.Errorf("ask the picker: status %d: %s", resp.StatusCode, bytes.TrimSpace(text))
+	}
+	return resp, nil
 }

@@ -73,7 +73,7 @@ type endLine struct {
 type line struct {
 	Source *Source    `json:"source,omitempty"`
 	Owner  *ownerLine `json:"owner,omitempty"`
-	Hashes []hash     `json:"hashes,omitempty"`
+	Hashes Hashes     `json:"hashes,omitempty"`
 	End    *endLine   `json:"end,omitempty"`
 }
 
@@ -91,6 +91,31 @@ func (h *hash) UnmarshalText(text []byte) error {
 		return fmt.Errorf("block hash %.20q: %w", text, err)
 	}
 	*h = hash(v)
+	return nil
+}
+
+// Hashes are block hashes as a JSON array of their texts.
+type Hashes []kvindex.BlockHash
+
+// MarshalJSON writes the array.
+func (h Hashes) MarshalJSON() ([]byte, error) {
+	list := make([]hash, len(h))
+	for i := range h {
+		list[i] = hash(h[i])
+	}
+	return json.Marshal(list)
+}
+
+// UnmarshalJSON reads an array of texts of up to 16 hexadecimal digits.
+func (h *Hashes) UnmarshalJSON(text []byte) error {
+	var list []hash
+	if err := json.Unmarshal(text, &list); err != nil {
+		return err
+	}
+	*h = make(Hashes, len(list))
+	for i := range list {
+		(*h)[i] = kvindex.BlockHash(list[i])
+	}
 	return nil
 }
 
@@ -116,15 +141,10 @@ func (w *Writer) Owner(o Owner, blocks []kvindex.BlockHash) error {
 		Worker: o.Worker, Rank: o.Rank, Tier: o.Tier.String(),
 		Epoch: o.Epoch, Term: o.Term, Seq: o.Seq, Doubtful: o.Doubtful, Blocks: len(blocks),
 	}})
-	hashes := make([]hash, 0, min(len(blocks), perLine))
 	for len(blocks) > 0 && err == nil {
 		part := blocks[:min(len(blocks), perLine)]
 		blocks = blocks[len(part):]
-		hashes = hashes[:0]
-		for _, b := range part {
-			hashes = append(hashes, hash(b))
-		}
-		err = w.out.Encode(line{Hashes: hashes})
+		err = w.out.Encode(line{Hashes: part})
 	}
 	return err
 }
@@ -203,9 +223,7 @@ func (l *Listing) add(next *line) error {
 			return errors.New("hashes before the first owner")
 		}
 		last := &l.Owners[len(l.Owners)-1]
-		for _, h := range next.Hashes {
-			last.Hashes = append(last.Hashes, kvindex.BlockHash(h))
-		}
+		last.Hashes = append(last.Hashes, next.Hashes...)
 	case next.End != nil:
 		if next.End.Owners != len(l.Owners) {
 			return fmt.Errorf("%d owners of %d: %w", len(l.Owners), next.End.Owners, ErrCut)
