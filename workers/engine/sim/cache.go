@@ -77,7 +77,9 @@ func (c *Core) storedEvent(s *sequence, from, to int) {
 	e := Event{
 		Kind: Stored, LoRA: s.LoRA, Salt: s.Salt,
 		Blocks: append([]BlockID(nil), s.ids[from:to]...),
-		Tokens: s.appendTokens(make([]uint32, 0, (to-from)*c.cfg.BlockSize), from*c.cfg.BlockSize, to*c.cfg.BlockSize),
+	}
+	if !s.named() {
+		e.Tokens = s.appendTokens(make([]uint32, 0, (to-from)*c.cfg.BlockSize), from*c.cfg.BlockSize, to*c.cfg.BlockSize)
 	}
 	if from > 0 {
 		e.Parent, e.HasParent = s.ids[from-1], true

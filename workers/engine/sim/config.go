@@ -78,23 +78,36 @@ func (c *Config) check(r *Request) error {
 	switch {
 	case r.ID == "":
 		return refuse(Invalid, "the id is empty")
-	case len(r.Prompt) == 0:
+	case r.length() < 1:
 		return refuse(Invalid, "the prompt is empty")
+	case len(r.Content) > 0 && len(r.Prompt) > 0:
+		return refuse(Invalid, "both tokens and names of blocks")
+	case len(r.Prompt) == 0 && len(r.Content) < r.PromptTokens/c.BlockSize:
+		return refuse(Invalid, "%d names for a prompt of %d tokens, want one for each of %d full blocks",
+			len(r.Content), r.PromptTokens, r.PromptTokens/c.BlockSize)
 	case r.MaxTokens < 1:
 		return refuse(Invalid, "%d tokens to generate, want at least 1", r.MaxTokens)
 	case r.MinTokens < 0 || r.RemoteTokens < 0:
 		return refuse(Invalid, "a negative number of tokens")
 	}
 	// MaxTokens may be as large as an int: subtract, do not add.
-	if room := c.MaxModelLen - len(r.Prompt); r.MaxTokens > room {
-		return refuse(TooLong, "%d prompt tokens and %d to generate exceed the model's length of %d tokens", len(r.Prompt), r.MaxTokens, c.MaxModelLen)
+	if room := c.MaxModelLen - r.length(); r.MaxTokens > room {
+		return refuse(TooLong, "%d prompt tokens and %d to generate exceed the model's length of %d tokens", r.length(), r.MaxTokens, c.MaxModelLen)
 	}
 	// The last token generated is never an input, so it takes no place.
-	if have, want := c.Blocks, blocksFor(len(r.Prompt)+r.MaxTokens-1, c.BlockSize); want > have {
+	if have, want := c.Blocks, blocksFor(r.length()+r.MaxTokens-1, c.BlockSize); want > have {
 		return refuse(TooLong, "%d prompt tokens and %d to generate take %d blocks of %d tokens, the cache has %d",
-			len(r.Prompt), r.MaxTokens, want, c.BlockSize, have)
+			r.length(), r.MaxTokens, want, c.BlockSize, have)
 	}
 	return nil
+}
+
+// length is the prompt's, in tokens.
+func (r *Request) length() int {
+	if len(r.Prompt) > 0 {
+		return len(r.Prompt)
+	}
+	return r.PromptTokens
 }
 
 // blocksFor is how many blocks hold that many tokens.

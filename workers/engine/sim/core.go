@@ -46,11 +46,13 @@ func New(cfg Config) (*Core, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	return &Core{cfg: cfg, pool: newPool(cfg.Blocks), byID: make(map[string]*sequence)}, nil
+	c := &Core{cfg: cfg, pool: newPool(cfg.Blocks), byID: make(map[string]*sequence)}
+	c.pool.emptyFirst = cfg.EmptyFirst
+	return c, nil
 }
 
 // Submit queues a request at time now. A refused one gives a *[RequestError]
-// and changes nothing. The core keeps r.Prompt, which must not change.
+// and changes nothing. The core keeps r.Prompt and r.Content, which must not change.
 func (c *Core) Submit(now time.Duration, r Request) error {
 	if err := c.cfg.check(&r); err != nil {
 		return err
@@ -58,9 +60,9 @@ func (c *Core) Submit(now time.Duration, r Request) error {
 	if _, dup := c.byID[r.ID]; dup {
 		return &RequestError{ID: r.ID, Fault: Duplicate, Detail: "a request of that id is in the engine"}
 	}
-	r.RemoteTokens = min(r.RemoteTokens, len(r.Prompt))
+	r.RemoteTokens = min(r.RemoteTokens, r.length())
 	s := &sequence{
-		Request: r, phase: waiting, arrived: max(now, c.now), hit: -1,
+		Request: r, prompt: r.length(), phase: waiting, arrived: max(now, c.now), hit: -1,
 		state: mixTokens(stateRoot, r.Prompt), root: rootID(r.LoRA, r.Salt),
 	}
 	c.byID[r.ID] = s
@@ -111,7 +113,7 @@ func (c *Core) advance(now time.Duration, out *Output) {
 		c.finishPulls()
 		out.Events = append(out.Events, c.pool.takeEvents()...)
 		c.startStep()
-		if !c.stepping {
+		if !c.stepping || c.cfg.EarlyEvents {
 			out.Events = append(out.Events, c.pool.takeEvents()...)
 		}
 	}

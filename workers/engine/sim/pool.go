@@ -29,6 +29,8 @@ type block struct {
 type pool struct {
 	blocks []block
 	free   int
+	// emptyFirst puts blocks without content at the front of the free queue.
+	emptyFirst bool
 	// byID is the first block of each content.
 	byID map[BlockID]int32
 	// events happened and were not returned yet.
@@ -81,9 +83,13 @@ func (p *pool) release(blocks []int32) {
 		if b.ref > 0 {
 			continue
 		}
-		last := p.blocks[0].prev
-		b.prev, b.next = last, 0
-		p.blocks[last].next, p.blocks[0].prev = i, i
+		after := p.blocks[0].prev
+		if p.emptyFirst && !b.cached {
+			after = 0
+		}
+		before := p.blocks[after].next
+		b.prev, b.next = after, before
+		p.blocks[after].next, p.blocks[before].prev = i, i
 		p.free++
 	}
 }

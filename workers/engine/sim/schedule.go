@@ -28,6 +28,9 @@ func (c *Core) startStep() {
 
 // stepTime is the duration of the step that computes work.
 func (c *Core) stepTime() time.Duration {
+	if c.cfg.StepMs != nil {
+		return duration(c.cfg.StepMs(c.step()))
+	}
 	var prefill float64
 	var decoding, context int
 	for _, w := range c.work {
@@ -42,6 +45,20 @@ func (c *Core) stepTime() time.Duration {
 		prefill += c.cfg.Timing.Prefill.A
 	}
 	return duration(prefill + c.cfg.Timing.DecodeMs(decoding, context))
+}
+
+// step sums up work.
+func (c *Core) step() Step {
+	var st Step
+	for _, w := range c.work {
+		if !w.seq.decoding {
+			st.Tokens += w.tokens
+			continue
+		}
+		st.Decodes++
+		st.Context += w.seq.length()
+	}
+	return st
 }
 
 // scheduleBatch schedules the sequences in the batch and returns the tokens
@@ -86,7 +103,7 @@ func (c *Core) admit(budget int) {
 		if pull > 0 {
 			// All blocks of the prompt, so that a pulled sequence never has to
 			// wait for another's.
-			want = len(s.Prompt)
+			want = s.prompt
 		}
 		if !c.reserve(s, hits, want) {
 			return
@@ -94,7 +111,7 @@ func (c *Core) admit(budget int) {
 		c.queue = slices.Delete(c.queue, 0, 1)
 		s.computed, s.stored = cached, len(hits)
 		if s.hit < 0 {
-			c.totals.QueryTokens += uint64(len(s.Prompt))
+			c.totals.QueryTokens += uint64(s.prompt)
 			c.totals.HitTokens += uint64(cached)
 		}
 		if pull > 0 {
@@ -147,7 +164,7 @@ func (c *Core) startPull(s *sequence, tokens int) {
 		ms = c.cfg.Transfer.Ms(tokens, c.cfg.KVBytesPerToken)
 	}
 	s.phase, s.pullTokens, s.pullEnd = pulling, tokens, c.now+duration(ms)
-	c.setQueued(s, len(s.Prompt)-s.remote())
+	c.setQueued(s, s.prompt-s.remote())
 	i, _ := slices.BinarySearchFunc(c.pulls, s.pullEnd, func(p *sequence, end time.Duration) int {
 		if p.pullEnd <= end {
 			return -1
@@ -211,7 +228,7 @@ func (c *Core) generate(s *sequence) Token {
 	t := Token{ID: s.ID, Token: token, Index: len(s.out) - 1, Finish: s.ends(stop), Preempted: s.preempted}
 	if t.Index == 0 {
 		t.CachedTokens = s.hit
-		c.totals.PromptTokens += uint64(len(s.Prompt))
+		c.totals.PromptTokens += uint64(s.prompt)
 	}
 	c.totals.GeneratedTokens++
 	return t
@@ -226,7 +243,7 @@ func (c *Core) finish(s *sequence) {
 	}
 	s.phase = held
 	c.heldN++
-	keep := blocksFor(len(s.Prompt), c.cfg.BlockSize)
+	keep := blocksFor(s.prompt, c.cfg.BlockSize)
 	c.pool.release(s.blocks[keep:])
 	s.blocks = s.blocks[:keep]
 }

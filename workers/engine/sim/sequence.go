@@ -17,6 +17,7 @@ const (
 // sequence is a request on its way.
 type sequence struct {
 	Request
+	prompt int // tokens of the prompt
 
 	phase   phase
 	arrived time.Duration
@@ -48,11 +49,14 @@ type sequence struct {
 }
 
 // length is prompt and output so far, in tokens.
-func (s *sequence) length() int { return len(s.Prompt) + len(s.out) }
+func (s *sequence) length() int { return s.prompt + len(s.out) }
+
+// named says that the prompt is known by the names of its blocks only.
+func (s *sequence) named() bool { return len(s.Prompt) == 0 }
 
 // remote is how many tokens a transfer leaves computed: the prompt's last token
 // is always computed here, for its output.
-func (s *sequence) remote() int { return min(s.RemoteTokens, len(s.Prompt)-1) }
+func (s *sequence) remote() int { return min(s.RemoteTokens, s.prompt-1) }
 
 // appendTokens appends a range of the tokens of prompt and output to dst.
 func (s *sequence) appendTokens(dst []uint32, from, to int) []uint32 {
@@ -74,6 +78,10 @@ func (s *sequence) identify(n, size int) {
 		if i > 0 {
 			parent = s.ids[i-1]
 		}
+		if s.named() {
+			s.ids = append(s.ids, s.name(i, size, parent))
+			continue
+		}
 		tokens := s.Prompt[min(i*size, len(s.Prompt)):min((i+1)*size, len(s.Prompt))]
 		if len(tokens) < size {
 			scratch = s.appendTokens(scratch[:0], i*size, (i+1)*size)
@@ -81,6 +89,15 @@ func (s *sequence) identify(n, size int) {
 		}
 		s.ids = append(s.ids, BlockID(mixTokens(uint64(parent), tokens)))
 	}
+}
+
+// name is the identity of block i of a prompt without tokens: what it was given,
+// or one of its own where output begins.
+func (s *sequence) name(i, size int, parent BlockID) BlockID {
+	if i < s.prompt/size {
+		return s.Content[i]
+	}
+	return BlockID(mixString(mix(uint64(parent), uint64(i)), s.ID))
 }
 
 // ends is why the sequence ends after its newest token, Running if it goes on.

@@ -23,6 +23,19 @@ type Config struct {
 	MaxModelLen int
 	// PrefixCaching shares blocks between requests with the same prefix.
 	PrefixCaching bool
+	// StepMs replaces Timing as the price of a step, in ms; nil for Timing. A
+	// simulation that is compared with another simulator has to share its timing,
+	// forms that Timing cannot express included.
+	StepMs func(Step) float64
+	// EarlyEvents returns the cache changes of a step when it starts. vLLM
+	// publishes them with the step's results, at its end, and so does this core;
+	// Dynamo's simulated engine publishes them at the start of the step.
+	EarlyEvents bool
+	// EmptyFirst takes released blocks that hold nothing to hit, as a sequence's last
+	// and partly filled one, before evicting any. vLLM queues them behind the cached
+	// ones like every other block, and so does this core; Dynamo's simulated engine
+	// counts them free at once.
+	EmptyFirst bool
 	// Next gives the token after a sequence; state is a hash of all its tokens,
 	// so that the same text goes on the same way on every engine. stop ends the
 	// sequence with finish reason "stop" where the request allows it.
@@ -34,6 +47,13 @@ type Config struct {
 type Request struct {
 	ID     string
 	Prompt []uint32
+	// Content names the full blocks of a prompt of PromptTokens tokens, in place of
+	// Prompt: prompts with equal names at their start share those blocks. Block
+	// hashes of a trace are such names; its tokens are not known. Names stand for
+	// everything before them, LoRA and salt included. Events of these sequences have
+	// no Tokens, and what they generate is shared with no other.
+	Content      []BlockID
+	PromptTokens int
 	// MaxTokens is at least 1; MinTokens suppresses an early stop.
 	MaxTokens int
 	MinTokens int
@@ -48,6 +68,15 @@ type Request struct {
 	// RemoteTokens is how much of the prompt comes from another engine by
 	// transfer instead of prefill (the decode leg); 0 for none.
 	RemoteTokens int
+}
+
+// Step is what one step computes.
+type Step struct {
+	// Tokens are prompt tokens, and tokens that a preemption lost.
+	Tokens int
+	// Decodes are sequences that had a token before and get another one, Context
+	// their tokens so far.
+	Decodes, Context int
 }
 
 // Reason a sequence ended.

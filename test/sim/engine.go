@@ -1,0 +1,313 @@
+package sim
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/kvlane/kvlane/kvindex"
+	"github.com/kvlane/kvlane/test/sim/policies"
+	core "github.com/kvlane/kvlane/workers/engine/sim"
+)
+
+// call is one request on its way.
+type call struct {
+	policies.Request
+	osl     int
+	arrived time.Duration
+	router  *router
+	worker  int // -1: on none
+	// uncached is what its worker's agent counts as queued for it.
+	uncached int
+
+	refused bool
+	started bool // it has its first token
+	done    bool
+	tokens  int
+	cached  int // tokens that needed no prefill at its first admission
+	first   time.Duration
+	last    time.Duration
+	gap     time.Duration // the longest between two tokens
+	// fair is what a request had to wait for if the fleet shared its work equally.
+	fairMs float64
+	// lost counts the workers that died under it.
+	lost int
+	// predicted is the picker's time to first token, ms; 0 for other policies.
+	predicted float64
+}
+
+// engine is one simulated engine with its agent: it turns what the core does
+// into the records that the agent would write.
+type engine struct {
+	fleet *Fleet
+	index int
+	owner kvindex.Owner
+	core  *core.Core
+	up    bool
+	calls map[string]*call
+
+	// armed is when the agenda wakes the engine; ok says that it does.
+	armed   time.Duration
+	armedOK bool
+
+	epoch uint64
+	seq   uint64 // of the sequenced records
+	// load is the agent's report in the making; changed says that something
+	// happened since the last one.
+	load    kvindex.Load
+	changed bool
+	// held are the cached blocks with their parents, kept where records get lost.
+	held map[kvindex.BlockHash]kvindex.BlockHash
+
+	busy    time.Duration // of the core, when last looked at
+	minutes []minute
+}
+
+// minute is what an engine did in one minute.
+type minute struct {
+	busyMs   float64
+	uncached int
+}
+
+// workerName names a worker in records.
+func workerName(i int) kvindex.WorkerID { return kvindex.WorkerID(fmt.Sprintf("w%04d", i)) }
+
+func (f *Fleet) newEngine(i int) (*engine, error) {
+	cfg := &f.cfg
+	t := cfg.timingOf(i)
+	c, err := core.New(core.Config{
+		BlockSize: cfg.Trace.BlockSize, Blocks: cfg.Blocks, MaxBatchedTokens: cfg.ChunkTokens, MaxSeqs: cfg.MaxSeqs,
+		MaxModelLen: cfg.Blocks * cfg.Trace.BlockSize, PrefixCaching: true,
+		Timing: t.Model, StepMs: t.StepMs, EarlyEvents: cfg.DynamoEngine, EmptyFirst: cfg.DynamoEngine,
+		Next: func(uint64) (uint32, bool) { return 0, false },
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &engine{
+		fleet: f, index: i, core: c, up: true, calls: map[string]*call{}, epoch: 1,
+		owner: kvindex.Owner{Worker: workerName(i)},
+		held:  map[kvindex.BlockHash]kvindex.BlockHash{},
+	}, nil
+}
+
+// submit takes over a request that was routed here.
+func (e *engine) submit(c *call) error {
+	now := e.fleet.now
+	content := make([]core.BlockID, len(c.Blocks))
+	for i, b := range c.Blocks {
+		content[i] = core.BlockID(b)
+	}
+	before := e.core.Stats().QueuedTokens
+	err := e.core.Submit(now, core.Request{
+		ID: c.ID, Content: content, PromptTokens: c.ISL, MaxTokens: c.osl - c.tokens, IgnoreEOS: true,
+	})
+	if err != nil {
+		return fmt.Errorf("worker %d: %w", e.index, err)
+	}
+	c.worker = e.index
+	c.uncached = e.core.Stats().QueuedTokens - before
+	e.calls[c.ID] = c
+	e.load.Waiting++
+	e.load.QueuedTokens += uint64(c.uncached)
+	e.load.Accepted = append(e.load.Accepted, c.ID)
+	e.changed = true
+	e.arm()
+	e.report()
+	return nil
+}
+
+// arm asks the agenda for a call when the core has something to do.
+func (e *engine) arm() {
+	at, ok := e.core.NextAt()
+	if !ok || e.armedOK && e.armed <= at {
+		return
+	}
+	e.armed, e.armedOK = at, true
+	e.fleet.agenda.add(event{at: at, class: classEngine, engine: e})
+}
+
+// wake does what is due; an event that a newer one replaced does nothing.
+func (e *engine) wake(at time.Duration) {
+	if !e.armedOK || e.armed != at {
+		return
+	}
+	e.armedOK = false
+	if !e.up {
+		return
+	}
+	e.take(e.core.Step(at))
+	e.arm()
+}
+
+// take passes on what the core did.
+func (e *engine) take(out core.Output) {
+	now := e.fleet.now
+	busy := e.core.Stats().BusyTime
+	e.minute(now).busyMs += ms(busy - e.busy)
+	e.busy = busy
+	e.publish(out.Events)
+	for i := range out.Tokens {
+		e.token(&out.Tokens[i], now)
+	}
+	e.report()
+}
+
+func (e *engine) minute(now time.Duration) *minute {
+	m := int(now / time.Minute)
+	for len(e.minutes) <= m {
+		e.minutes = append(e.minutes, minute{})
+	}
+	return &e.minutes[m]
+}
+
+func (e *engine) token(t *core.Token, now time.Duration) {
+	c := e.calls[t.ID]
+	if c.started {
+		c.gap = max(c.gap, now-c.last)
+	}
+	c.last = now
+	c.tokens++
+	e.load.ContextTokens++
+	if t.Index == 0 {
+		e.first(c, t, now)
+	}
+	if t.Finish != core.Running {
+		e.finish(c, now)
+	}
+}
+
+func (e *engine) first(c *call, t *core.Token, now time.Duration) {
+	e.load.Waiting--
+	e.load.Running++
+	e.load.QueuedTokens -= uint64(c.uncached)
+	e.load.ContextTokens += uint64(c.ISL)
+	e.load.FirstToken = append(e.load.FirstToken, kvindex.Sample{
+		Booking: c.ID, PromptTokens: int32(c.ISL), CachedTokens: int32(t.CachedTokens), FirstTokenMs: ms(now - c.arrived),
+	})
+	e.changed = true
+	e.minute(now).uncached += c.ISL - t.CachedTokens
+	if !c.started {
+		c.started, c.first, c.cached = true, now, t.CachedTokens
+	}
+	e.fleet.tell(c, func(p policies.Policy) { p.First(&c.Request, e.index, e.fleet.now) })
+}
+
+func (e *engine) finish(c *call, now time.Duration) {
+	delete(e.calls, c.ID)
+	e.load.Running--
+	e.load.ContextTokens -= uint64(c.ISL + c.tokens)
+	e.load.Done = append(e.load.Done, kvindex.Sample{
+		Booking: c.ID, PromptTokens: int32(c.ISL), CachedTokens: int32(c.cached), OutputTokens: int32(c.tokens),
+		FirstTokenMs: ms(c.first - c.arrived), TotalMs: ms(now - c.arrived),
+	})
+	e.changed = true
+	c.done = true
+	e.fleet.tell(c, func(p policies.Policy) { p.Done(&c.Request, e.index, e.fleet.now) })
+}
+
+// publish writes cache changes to the log.
+func (e *engine) publish(events []core.Event) {
+	if e.fleet.cfg.NoEvents || len(events) == 0 {
+		return
+	}
+	records := make([]kvindex.Record, 0, len(events))
+	for i := range events {
+		ev := &events[i]
+		hashes := make([]kvindex.BlockHash, len(ev.Blocks))
+		for j, b := range ev.Blocks {
+			hashes[j] = kvindex.BlockHash(b)
+		}
+		r := kvindex.Record{Owner: e.owner, Epoch: e.epoch, Term: 1}
+		e.seq++
+		r.Seq = e.seq
+		switch ev.Kind {
+		case core.Stored:
+			r.Kind, r.Stored = kvindex.KindStored, &kvindex.Stored{Hashes: hashes}
+			if ev.HasParent {
+				r.Stored.Parent = kvindex.BlockHash(ev.Parent)
+			}
+		case core.Removed:
+			r.Kind, r.Removed = kvindex.KindRemoved, &kvindex.Removed{Hashes: hashes}
+		case core.Cleared:
+			r.Kind = kvindex.KindCleared
+		}
+		e.mirror(&r)
+		records = append(records, r)
+	}
+	e.fleet.send(e, records, e.fleet.cfg.EventLag, true)
+}
+
+// mirror keeps what the worker holds, for snapshots.
+func (e *engine) mirror(r *kvindex.Record) {
+	if e.fleet.cfg.EventLoss == 0 {
+		return
+	}
+	switch r.Kind { //nolint:exhaustive // publish makes no other
+	case kvindex.KindStored:
+		parent := r.Stored.Parent
+		for _, b := range r.Stored.Hashes {
+			e.held[b] = parent
+			parent = b
+		}
+	case kvindex.KindRemoved:
+		for _, b := range r.Removed.Hashes {
+			delete(e.held, b)
+		}
+	case kvindex.KindCleared:
+		clear(e.held)
+	}
+}
+
+// snapshot is what the worker holds as records, for a router that lost some.
+func (e *engine) snapshot() []kvindex.Record {
+	record := func(kind kvindex.Kind, seq uint64, s *kvindex.Stored) kvindex.Record {
+		return kvindex.Record{Owner: e.owner, Epoch: e.epoch, Term: 1, Seq: seq, Kind: kind, Stored: s}
+	}
+	records := []kvindex.Record{record(kvindex.KindCleared, e.seq, nil)}
+	seen := map[kvindex.BlockHash]bool{}
+	var add func(b kvindex.BlockHash)
+	add = func(b kvindex.BlockHash) { // parents first
+		parent, held := e.held[b]
+		if !held || seen[b] {
+			return
+		}
+		seen[b] = true
+		add(parent)
+		records = append(records, record(kvindex.KindStored, 0, &kvindex.Stored{Parent: parent, Hashes: []kvindex.BlockHash{b}}))
+	}
+	for _, b := range sortedKeys(e.held) {
+		add(b)
+	}
+	return records
+}
+
+// report writes the load to the log if it changed, as the agent does.
+func (e *engine) report() {
+	if !e.changed {
+		return
+	}
+	e.changed = false
+	l := e.load
+	st := e.core.Stats()
+	l.KVUsed, l.KVTotal = uint32(st.UsedBlocks), uint32(e.fleet.cfg.Blocks)
+	e.load.Accepted, e.load.FirstToken, e.load.Done = nil, nil, nil
+	r := kvindex.Record{Owner: e.owner, Epoch: e.epoch, Term: 1, Kind: kvindex.KindLoad, Load: &l}
+	e.fleet.send(e, []kvindex.Record{r}, e.fleet.cfg.LoadLag, false)
+}
+
+// hello introduces the worker.
+func (e *engine) hello() kvindex.Record {
+	return kvindex.Record{
+		Owner: e.owner, Epoch: e.epoch, Term: 1, Kind: kvindex.KindHello,
+		Hello: &kvindex.Hello{
+			Address: fmt.Sprintf("10.%d.%d.1:8000", e.index/256, e.index%256), Ready: true, Model: model, Served: []string{model},
+			BlockSize: uint32(e.fleet.cfg.Trace.BlockSize), KVBlocks: uint32(e.fleet.cfg.Blocks),
+			Deployment: e.fleet.cfg.timingOf(e.index).Name, LeaseMs: 1 << 31, // it says Bye when it goes
+		},
+	}
+}
+
+// model is the one that every worker serves.
+const model = "sim"
+
+func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }

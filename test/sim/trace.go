@@ -1,0 +1,101 @@
+package sim
+
+import (
+	"container/list"
+	"time"
+
+	"github.com/kvlane/kvlane/internal/replay"
+	"github.com/kvlane/kvlane/kvindex"
+)
+
+// Entry is one request of a trace.
+type Entry struct {
+	// At is the arrival at speed 1, from the start of the trace.
+	At       time.Duration
+	ISL, OSL int // tokens, at least 1
+	// Blocks are the hashes of the prompt's full blocks.
+	Blocks []kvindex.BlockHash
+}
+
+// Trace is a recorded workload.
+type Trace struct {
+	Name string
+	// BlockSize is in tokens.
+	BlockSize int
+	Entries   []Entry // by arrival
+}
+
+// FromReplay takes over a trace of internal/replay.
+func FromReplay(name string, entries []replay.Entry) Trace {
+	t := Trace{Name: name, BlockSize: replay.BlockTokens, Entries: make([]Entry, len(entries))}
+	for i, e := range entries {
+		full := e.ISL / t.BlockSize
+		blocks := make([]kvindex.BlockHash, full)
+		for j := range blocks {
+			blocks[j] = spread(e.Blocks[j])
+		}
+		t.Entries[i] = Entry{At: e.At, ISL: e.ISL, OSL: e.OSL, Blocks: blocks}
+	}
+	return t
+}
+
+// spread makes a hash of a trace's small number: indexes expect hashes (the
+// finalizer of splitmix64).
+func spread(id uint64) kvindex.BlockHash {
+	x := id + 0x9e3779b97f4a7c15
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	return kvindex.BlockHash(x ^ x>>31)
+}
+
+// Load reads a trace file in Mooncake's layout, plain or gzip.
+func Load(name, path string, limit int) (Trace, error) {
+	entries, err := replay.Load(path, limit)
+	if err != nil {
+		return Trace{}, err
+	}
+	return FromReplay(name, entries), nil
+}
+
+// Bounds are hit rates that no routing can beat, 0 to 1.
+type Bounds struct {
+	// Ideal is with a cache that never evicts; Pooled with one least-recently-used
+	// cache of all workers' blocks together, without duplicates.
+	Ideal, Pooled float64
+}
+
+// Bounds are the trace's for a pool of so many blocks.
+func (t Trace) Bounds(blocks int) Bounds {
+	return Bounds{Ideal: t.hitRate(0), Pooled: t.hitRate(blocks)}
+}
+
+// hitRate is the share of prompt tokens that one cache of so many blocks (0: no
+// limit) would have held, requests one after the other.
+func (t Trace) hitRate(blocks int) float64 {
+	hits, tokens := 0, 0
+	recent := list.New() // most recently used first
+	place := map[kvindex.BlockHash]*list.Element{}
+	for _, e := range t.Entries {
+		tokens += e.ISL
+		n := 0
+		for most := (e.ISL - 1) / t.BlockSize; n < most && place[e.Blocks[n]] != nil; {
+			n++
+		}
+		hits += n * t.BlockSize
+		for i := len(e.Blocks) - 1; i >= 0; i-- { // the first block ends up most recent
+			if at := place[e.Blocks[i]]; at != nil {
+				recent.MoveToFront(at)
+				continue
+			}
+			place[e.Blocks[i]] = recent.PushFront(e.Blocks[i])
+		}
+		for blocks > 0 && recent.Len() > blocks {
+			last := recent.Back()
+			delete(place, recent.Remove(last).(kvindex.BlockHash)) //nolint:forcetypeassert // nothing else is in it
+		}
+	}
+	if tokens == 0 {
+		return 0
+	}
+	return float64(hits) / float64(tokens)
+}
