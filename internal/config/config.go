@@ -29,12 +29,18 @@ type Index struct {
 	PrefixMapBytes int `yaml:"prefixMapBytes"`
 }
 
-// Log is about the process's own log lines.
+// Log is about the process's own log lines, and where the log of records is.
 type Log struct {
 	// Level is debug, info, warn or error. At debug there is a line for each request.
 	Level string `yaml:"level"`
 	// Format is text or json.
 	Format observability.Format `yaml:"format"`
+	// Redis is the URL of the Redis that holds the log of records; empty for the
+	// picker's own memory. The flag --redis and KVLANE_REDIS come before it.
+	Redis string `yaml:"redis"`
+	// Pool names the pool in Redis: pickers and agents of one pool share a name.
+	// Letters, digits, - _ . and at most 64 of them.
+	Pool string `yaml:"pool"`
 }
 
 // Default is the configuration where nothing else is said, and the only source
@@ -44,7 +50,7 @@ func Default() Config {
 		Picker:  picker.DefaultConfig(),
 		ExtProc: extproc.Default(),
 		Index:   Index{PrefixMapBytes: 256 << 20},
-		Log:     Log{Level: "info", Format: observability.Text},
+		Log:     Log{Level: "info", Format: observability.Text, Pool: "default"},
 	}
 }
 
@@ -85,6 +91,8 @@ func (c *Config) keys() []key {
 		section("log",
 			value("level", &c.Log.Level),
 			value("format", &c.Log.Format),
+			value("redis", &c.Log.Redis),
+			value("pool", &c.Log.Pool),
 		),
 		value("pprof", &c.Pprof),
 	}
@@ -138,7 +146,23 @@ func (c Config) faults() []error {
 	if f := c.Log.Format; f != observability.Text && f != observability.JSON {
 		faults = append(faults, fmt.Errorf("log.format: %q is not text or json", f))
 	}
+	if !isPoolName(c.Log.Pool) {
+		faults = append(faults, fmt.Errorf("log.pool: %q is not 1 to %d letters, digits, - _ .", c.Log.Pool, maxPoolName))
+	}
 	return faults
+}
+
+// maxPoolName bounds a pool's name: it is part of every key.
+const maxPoolName = 64
+
+// isPoolName refuses what has a meaning in a Redis key: braces and colons.
+func isPoolName(s string) bool {
+	for _, c := range []byte(s) {
+		if !(c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '-' || c == '_' || c == '.') {
+			return false
+		}
+	}
+	return s != "" && len(s) <= maxPoolName
 }
 
 // split takes apart what [errors.Join] put together.

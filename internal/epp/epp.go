@@ -30,17 +30,25 @@ func DefaultListen() Listen {
 
 // parts are the pieces of one picker.
 type parts struct {
-	health   *extproc.Health
-	server   *extproc.Server
-	log      *memlog.Log
-	follower *follower
-	admin    *admin
+	health    *extproc.Health
+	server    *extproc.Server
+	log       *source
+	follower  *follower
+	announcer *announcer // nil: there is nobody to tell
+	admin     *admin
 }
 
 // build wires the parts. It starts nothing.
 func build(c config.Config, secret string, logger *slog.Logger) (*parts, error) {
+	log, err := openSource(c.Log)
+	if err != nil {
+		return nil, err
+	}
 	index := kvindex.NewIndex()
 	prefixes := kvindex.NewPrefixMap(c.Index.PrefixMapBytes)
+	if log.embedded != nil {
+		c.Picker.Replica = "" // it is alone with its own log
+	}
 	pool := picker.NewPool(c.Picker, timing.Known())
 	router := extproc.NewRouter(index, prefixes, pool, secret)
 
@@ -49,34 +57,59 @@ func build(c config.Config, secret string, logger *slog.Logger) (*parts, error) 
 	if err != nil {
 		return nil, err
 	}
-	log := memlog.New(memlog.Options{})
-	f := newFollower(log, index, prefixes, pool, logger)
-	registry.MustRegister(newCollector(index, pool, f))
-	return &parts{
-		health: extproc.NewHealth(), server: server, log: log, follower: f,
-		admin: &admin{
-			router: router, plans: server.Plans(), pool: pool, maxBody: int64(c.ExtProc.MaxBodyBytes),
-			page: observability.Admin{Gatherer: registry, Ready: f.ready, Pprof: c.Pprof},
-		},
-	}, nil
+	f := &follower{
+		log: log, index: index, prefixes: prefixes, pool: pool, logger: logger,
+		defaultLease: c.Picker.DefaultLease, members: newMembers(), ready: newReadiness(),
+	}
+	p := &parts{health: extproc.NewHealth(), server: server, log: log, follower: f}
+	if log.embedded == nil {
+		p.announcer = &announcer{pool: pool, log: log}
+	}
+	registry.MustRegister(&collector{index: index, pool: pool, follower: f, log: p.logView})
+	p.admin = &admin{
+		router: router, plans: server.Plans(), pool: pool, maxBody: int64(c.ExtProc.MaxBodyBytes),
+		index: &indexPage{index: index, prefixes: prefixes, workers: f.members.views, log: p.logView},
+		page:  observability.Admin{Gatherer: registry, Ready: f.ready.err, Pprof: c.Pprof},
+	}
+	return p, nil
 }
 
-// Run serves until ctx ends, which is not an error, or a part fails.
+// logView is the log as this picker sees it.
+func (p *parts) logView() LogView {
+	v := p.log.view()
+	if p.announcer != nil {
+		v.Dropped += p.announcer.dropped.Load()
+	}
+	f := p.follower
+	v.Records, v.Gaps, v.Fenced, v.Faulty = f.records.Load(), f.gaps.Load(), f.fenced.Load(), f.fault.Load()
+	return v
+}
+
+// Run serves until ctx ends, which is not an error, or a part fails. With a log in
+// Redis nothing listens on l.Log.
 func Run(ctx context.Context, c config.Config, l Listen, secret string, logger *slog.Logger) error {
 	p, err := build(c, secret, logger)
 	if err != nil {
 		return err
 	}
+	defer p.log.close()
+	if p.log.embedded == nil {
+		l.Log = ""
+	}
 	open, err := l.open(ctx)
 	if err != nil {
 		return err
 	}
-	extProc := grpc.NewServer(c.ExtProc.ServerOptions()...)
+	logger.Info("picker starts", "ext_proc", l.ExtProc, "health", l.Health, "log", p.log.where(l.Log), "admin", l.Admin, "policy", c.Picker.Policy)
+	return p.serve(ctx, c, open, logger)
+}
+
+// serve runs all parts until ctx ends or one fails.
+func (p *parts) serve(ctx context.Context, c config.Config, open listeners, logger *slog.Logger) error {
+	extProc, health := grpc.NewServer(c.ExtProc.ServerOptions()...), grpc.NewServer()
 	p.server.Register(extProc)
 	p.health.Register(extProc)
-	health, log := grpc.NewServer(), grpc.NewServer(memlog.ServerOptions()...)
 	p.health.Register(health)
-	memlog.Register(log, p.log)
 
 	g, ctx := errgroup.WithContext(ctx)
 	part := func(name string, run func() error) {
@@ -88,18 +121,46 @@ func Run(ctx context.Context, c config.Config, l Listen, secret string, logger *
 		})
 	}
 	part("follow the log", func() error { return p.follower.run(ctx) })
-	part("drop silent workers", func() error { return p.follower.dropSilent(ctx, p.log) })
-	part("serve the log", func() error { return serve(ctx, log, open.log) })
-	part("serve ext_proc", func() error { return serve(ctx, extProc, open.extProc) })
+	part("hold workers", func() error { return p.follower.hold(ctx) })
+	part("drop silent workers", func() error { return p.follower.dropSilent(ctx) })
+	part("watch the log", func() error { return p.log.run(ctx, logger) })
+	if p.log.embedded != nil {
+		log := grpc.NewServer(memlog.ServerOptions()...)
+		memlog.Register(log, p.log.embedded)
+		part("serve the log", func() error { return serve(ctx, log, open.log) })
+	}
+	streams, ended := context.WithCancel(context.WithoutCancel(ctx))
+	part("serve ext_proc", func() error {
+		defer ended()
+		if !p.becomeReady(ctx, logger) {
+			return open.extProc.Close()
+		}
+		return serve(ctx, extProc, open.extProc)
+	})
+	if p.announcer != nil { // until the last stream has closed its booking
+		part("announce bookings", func() error { return p.announcer.run(streams) })
+	}
 	part("serve health", func() error { return serve(ctx, health, open.health) })
 	part("serve the admin page", func() error { return observability.Serve(ctx, open.admin, p.admin.handler()) })
-	p.health.SetReady(true)
-	logger.Info("picker is up", "ext_proc", l.ExtProc, "health", l.Health, "log", l.Log, "admin", l.Admin, "policy", c.Picker.Policy)
 	context.AfterFunc(ctx, func() {
 		p.health.SetReady(false)
 		p.server.Stop()
 	})
 	return g.Wait()
+}
+
+// becomeReady waits until requests may come, and is false if ctx ends before.
+// Those that come earlier wait in the listener's queue: they would be refused, or
+// all go to the first worker that is there.
+func (p *parts) becomeReady(ctx context.Context, logger *slog.Logger) bool {
+	p.follower.ready.run(ctx, p.follower.readyWorkers)
+	if ctx.Err() != nil {
+		return false
+	}
+	p.health.SetReady(true)
+	stats := p.follower.pool.Stats(time.Now())
+	logger.Info("picker is up", "workers", stats.Workers, "ready", stats.Ready, "log_read", p.follower.ready.read.Load())
+	return true
 }
 
 type listeners struct{ extProc, health, log, admin net.Listener }
@@ -120,7 +181,10 @@ func (l Listen) open(ctx context.Context) (open listeners, err error) {
 	}
 	open = listeners{
 		extProc: listen("ext_proc", l.ExtProc), health: listen("health", l.Health),
-		log: listen("log", l.Log), admin: listen("admin page", l.Admin),
+		admin: listen("admin page", l.Admin),
+	}
+	if l.Log != "" {
+		open.log = listen("log", l.Log)
 	}
 	if err != nil {
 		for _, d := range done {

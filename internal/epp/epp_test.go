@@ -96,7 +96,10 @@ func TestMetrics(t *testing.T) {
 	for _, f := range families {
 		found[f.GetName()] = true
 	}
-	for _, name := range []string{"kvlane_pool_workers_ready", "kvlane_index_blocks", "kvlane_log_records_total", "kvlane_worker_requests"} {
+	for _, name := range []string{
+		"kvlane_pool_workers_ready", "kvlane_index_blocks", "kvlane_log_records_total", "kvlane_worker_requests",
+		"kvlane_log_connected", "kvlane_log_lag_seconds", "kvlane_log_bookings_total", "kvlane_log_dropped_records_total",
+	} {
 		if !found[name] {
 			t.Errorf("no %s", name)
 		}
@@ -110,7 +113,7 @@ func TestSilentWorkerIsDropped(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 2)
 		go func() { done <- p.follower.run(ctx) }()
-		go func() { done <- p.follower.dropSilent(ctx, p.log) }()
+		go func() { done <- p.follower.dropSilent(ctx) }()
 		owner := kvindex.Owner{Worker: "10.0.0.1"}
 		err := p.log.Append(ctx, []kvindex.Record{
 			{Owner: owner, Epoch: 1, Term: 1, Kind: kvindex.KindHello, Hello: &kvindex.Hello{
@@ -127,7 +130,7 @@ func TestSilentWorkerIsDropped(t *testing.T) {
 		}
 		time.Sleep(config.Default().Picker.LeaseGrace + time.Minute) //nolint:forbidigo // the bubble's clock
 		synctest.Wait()
-		if index, log := p.follower.index.Stats(), p.log.Stats(); index.Blocks != 0 || log.Workers != 0 {
+		if index, log := p.follower.index.Stats(), p.log.embedded.Stats(); index.Blocks != 0 || log.Workers != 0 {
 			t.Errorf("index has %d blocks, log %d workers", index.Blocks, log.Workers)
 		}
 		cancel()
@@ -156,7 +159,7 @@ func TestByeBetweenTails(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 2)
 		go func() { done <- p.follower.run(ctx) }()
-		go func() { done <- p.follower.dropSilent(ctx, p.log) }()
+		go func() { done <- p.follower.dropSilent(ctx) }()
 		time.Sleep(config.Default().Picker.LeaseGrace + time.Minute) //nolint:forbidigo // the bubble's clock
 		synctest.Wait()
 		if n, silent := p.follower.index.Stats().Blocks, p.follower.silent(time.Now()); n != 0 || len(silent) != 0 {
@@ -194,9 +197,12 @@ func TestRunEnds(t *testing.T) {
 	go func() {
 		done <- Run(ctx, config.Default(), l, "", slog.New(slog.NewJSONHandler(upWriter, nil)))
 	}()
-	var line struct{ Msg string }
-	if err := json.NewDecoder(up).Decode(&line); err != nil || line.Msg != "picker is up" {
-		t.Fatalf("got %q %v", line.Msg, err)
+	lines := json.NewDecoder(up)
+	for _, want := range []string{"picker starts", "picker is up"} {
+		var line struct{ Msg string }
+		if err := lines.Decode(&line); err != nil || line.Msg != want {
+			t.Fatalf("got %q %v, want %q", line.Msg, err, want)
+		}
 	}
 	go func() { _, _ = io.Copy(io.Discard, up) }() // ends with the pipe
 	resp, err := http.Get("http://" + l.Admin + "/healthz")

@@ -9,16 +9,13 @@ import (
 	"github.com/kvlane/kvlane/picker"
 )
 
-// collector turns the stats of index, pool and follower into metrics at each
+// collector turns the stats of index, pool and log into metrics at each
 // scrape. Labels are the pool's workers, so their number is bounded by it.
 type collector struct {
 	index    *kvindex.Index
 	pool     *picker.Pool
 	follower *follower
-}
-
-func newCollector(index *kvindex.Index, pool *picker.Pool, f *follower) *collector {
-	return &collector{index, pool, f}
+	log      func() LogView
 }
 
 // Describe sends nothing: the metrics are checked when they are collected.
@@ -49,10 +46,19 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	send(counter, "pool_refusals_total", "Picks without a target.", float64(pool.Refused))
 	send(counter, "pool_expired_bookings_total", "Bookings that nobody closed within their lease.", float64(pool.Expired))
 
-	send(counter, "log_records_total", "Records read from the log.", float64(c.follower.records.Load()))
-	send(counter, "log_gaps_total", "Records that showed that earlier ones were lost.", float64(c.follower.gaps.Load()))
-	send(counter, "log_fenced_total", "Records of writers that another one has replaced.", float64(c.follower.fenced.Load()))
-	send(counter, "log_faulty_records_total", "Records that the index refused for another reason.", float64(c.follower.fault.Load()))
+	log := c.log()
+	connected := 0.0
+	if log.Connected {
+		connected = 1
+	}
+	send(gauge, "log_connected", "1 while the log can be read; 0 while this picker goes on from what it knows.", connected)
+	send(gauge, "log_lag_seconds", "Age of the newest record when it was read.", log.LagMs/1000)
+	send(counter, "log_records_total", "Records read from the log.", float64(log.Records))
+	send(counter, "log_bookings_total", "Bookings among them, of all pickers.", float64(c.follower.bookings.Load()))
+	send(counter, "log_gaps_total", "Records that showed that earlier ones were lost.", float64(log.Gaps))
+	send(counter, "log_fenced_total", "Records of writers that another one has replaced.", float64(log.Fenced))
+	send(counter, "log_faulty_records_total", "Records that the index refused for another reason.", float64(log.Faulty))
+	send(counter, "log_dropped_records_total", "Bookings of this picker that the log did not take in time.", float64(log.Dropped))
 
 	requests, queue := map[string]float64{}, map[string]float64{}
 	for _, w := range pool.PerWorker { // a worker's ranks together: one series for each worker
