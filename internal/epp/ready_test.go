@@ -2,6 +2,7 @@ package epp
 
 import (
 	"context"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -30,21 +31,22 @@ func TestReadiness(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				r, workers, begun := newReadiness(), 0, time.Now()
+				r, begun := newReadiness(), time.Now()
+				var workers atomic.Int64
 				if tc.read > 0 {
 					time.AfterFunc(tc.read, func() {
-						workers = max(workers, tc.known)
+						workers.Store(int64(max(int(workers.Load()), tc.known)))
 						r.stateRead(tc.known)
 						r.stateRead(0) // of a later tail: it says nothing
 					})
 				}
 				for i, d := range tc.come {
-					time.AfterFunc(d, func() { workers = i + 1; r.changed() })
+					time.AfterFunc(d, func() { workers.Store(int64(i + 1)); r.changed() })
 				}
 				if r.err() == nil {
 					t.Error("ready at once")
 				}
-				r.run(t.Context(), func() int { return workers })
+				r.run(t.Context(), func() int { return int(workers.Load()) })
 				if got := time.Since(begun); got != tc.want {
 					t.Errorf("ready after %v, want %v", got, tc.want)
 				}
