@@ -16,8 +16,8 @@ help: ## Show this help
 	@grep -hE '^[a-z][a-z0-9-]*:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
 
 .PHONY: deps
-deps: ## Install the pinned tools into .tools (Envoy, Python client, linter)
-	@scripts/tool cc envoy pyclient golangci-lint
+deps: ## Install the pinned tools into .tools (Envoy, Python client, linter), and Debian's redis-server
+	@scripts/tool cc envoy pyclient golangci-lint redis
 
 .PHONY: build
 build: ## Build bin/kvlane
@@ -31,12 +31,12 @@ up: build ## Start Envoy, picker and simulated engines and send requests (ONCE=1
 
 .PHONY: test
 test: build ## Unit and end-to-end tests with the race detector (PKG=./picker/...)
-	@scripts/tool cc envoy pyclient
+	@scripts/tool cc envoy pyclient redis
 	@go test -race $(PKG)
 
 .PHONY: e2e
 e2e: build ## Only the end-to-end tests, through a real Envoy
-	@scripts/tool cc envoy pyclient
+	@scripts/tool cc envoy pyclient redis
 	@go test -race -count=1 -v ./test/e2e/...
 
 .PHONY: check
