@@ -1,11 +1,9 @@
 package main
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"syscall"
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
@@ -33,16 +31,11 @@ plan that would be made now; nothing is sent or booked.`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			view, err := f.ask(cmd, args)
-			if errors.Is(err, syscall.ECONNREFUSED) {
-				return fmt.Errorf("no picker at %s (is `kvlane up` running?): %w", f.admin, err)
-			}
 			if err != nil {
-				return err
+				return noPicker(f.admin, err)
 			}
 			if f.json {
-				enc := json.NewEncoder(cmd.OutOrStdout())
-				enc.SetIndent("", "  ")
-				return enc.Encode(view)
+				return printJSON(cmd.OutOrStdout(), view)
 			}
 			return printPlan(cmd.OutOrStdout(), view)
 		},
