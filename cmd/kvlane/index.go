@@ -192,16 +192,16 @@ func bytesOf(n int) string {
 
 func printReport(out io.Writer, r verify.Report) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "picker\tworker\trank\ttier\tindex\tengine\tmissing\textra\tresult\t")
+	fmt.Fprintln(w, "picker\tworker\trank\ttier\tindex\tengine\tmissing\textra\tresult")
 	for i := range r.Rows {
 		row := &r.Rows[i]
-		fmt.Fprintf(w, "%s\t%s\t%d\t%s\t%d\t%d\t%d\t%d\t%s\t\n",
+		fmt.Fprintf(w, "%s\t%s\t%d\t%s\t%d\t%d\t%d\t%d\t%s\n",
 			row.Picker, row.Worker, row.Rank, row.Tier, row.Index, row.Engine, row.Missing, row.Extra, result(row))
 	}
 	if err := w.Flush(); err != nil {
 		return fmt.Errorf("print the report: %w", err)
 	}
-	fmt.Fprintf(out, "%d rows: %d differ, %d unverifiable (%v)\n", len(r.Rows), r.Differences, r.Unverified, r.Took.Round(time.Millisecond))
+	fmt.Fprintf(out, "%d rows: %d differ, %d unverifiable (%.0f ms)\n", len(r.Rows), r.Differences, r.Unverified, r.TookMs)
 	return nil
 }
 

@@ -1,8 +1,6 @@
 package verify
 
 import (
-	"time"
-
 	"github.com/kvlane/kvlane/kvindex"
 	"github.com/kvlane/kvlane/kvindex/listing"
 )
@@ -77,8 +75,8 @@ type Report struct {
 	// cannot be asked, or contradicted by a probe.
 	Differences int `json:"differences"`
 	// Unverified counts the rows that could not be compared.
-	Unverified int           `json:"unverified"`
-	Took       time.Duration `json:"took"`
+	Unverified int     `json:"unverified"`
+	TookMs     float64 `json:"tookMs"`
 }
 
 func (r *Report) count() {

@@ -67,7 +67,7 @@ func Run(ctx context.Context, o Options) (Report, error) {
 		return Report{}, err
 	}
 	slices.SortFunc(v.rows, compareRows)
-	r := Report{Rows: v.rows, Took: time.Since(began)}
+	r := Report{Rows: v.rows, TookMs: float64(time.Since(began).Microseconds()) / 1000}
 	r.count()
 	return r, nil
 }

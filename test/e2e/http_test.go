@@ -37,6 +37,7 @@ func TestAggregated(t *testing.T) {
 		{"Replay", (*stack).testReplay},
 		{"Explain", (*stack).testExplain},
 		{"Index", (*stack).testIndex},
+		{"Verify", (*stack).testVerify},
 		{"EmptyRestart", (*stack).testEmptyRestart},
 		{"NoEndpoint", (*stack).testNoEndpoint},
 	} {
