@@ -174,7 +174,7 @@ func newFleet(cfg Config) (*Fleet, error) {
 	for i := range cfg.Trace.Entries {
 		e := &cfg.Trace.Entries[i]
 		c := &call{osl: e.OSL, arrived: time.Duration(float64(e.At) / cfg.Speed), router: f.routers[i%cfg.Replicas], worker: -1}
-		c.Request = policies.Request{ID: "r" + strconv.Itoa(i), Index: i, ISL: e.ISL, Blocks: e.Blocks}
+		c.Request = policies.Request{ID: "r" + strconv.Itoa(i), Index: i, ISL: e.ISL, Blocks: e.Blocks, Output: e.OSL}
 		f.calls[i] = c
 	}
 	f.arrival(0)

@@ -120,8 +120,11 @@ func (f *Fleet) result() *Result {
 
 // met reports whether an answer kept the SLO.
 func (s SLO) met(ttft, tpot, unloaded float64) bool {
-	return ttft <= max(s.TTFTMs, s.Unloaded*unloaded) && tpot <= s.TPOTMs
+	return ttft <= s.bound(unloaded) && tpot <= s.TPOTMs
 }
+
+// bound is the most that a first token may take, ms.
+func (s SLO) bound(unloaded float64) float64 { return max(s.TTFTMs, s.Unloaded*unloaded) }
 
 func (f *Fleet) spreads(r *Result) {
 	busy := 0.0

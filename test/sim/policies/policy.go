@@ -18,6 +18,9 @@ type Request struct {
 	// Overlap[w] is how many leading blocks worker w holds, as far as the router's
 	// index knows.
 	Overlap []int
+	// Output is the answer's length in tokens. Only its end tells a router: rules may
+	// look at it in Done.
+	Output int
 	// Now is the time of the pick since the start of the simulation.
 	Now time.Duration
 }

@@ -195,6 +195,7 @@ func (c *Core) finishStep(out *Output) {
 	c.totals.Steps++
 	c.totals.BusyTime += c.stepEnd - c.stepStart
 	ended := false
+	out.Tokens = slices.Grow(out.Tokens, len(c.work))
 	for _, w := range c.work {
 		s := w.seq
 		if s.phase != running {

@@ -1,0 +1,6 @@
+//go:build !race
+
+package sim_test
+
+// raced shortens what takes a minute without the race detector.
+const raced = false

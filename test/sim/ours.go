@@ -1,0 +1,64 @@
+package sim
+
+import (
+	"time"
+
+	"github.com/kvlane/kvlane/internal/timing"
+	"github.com/kvlane/kvlane/kvindex"
+	"github.com/kvlane/kvlane/picker"
+	"github.com/kvlane/kvlane/test/sim/policies"
+)
+
+// ours is the production picker: it follows the log as every replica does.
+type ours struct {
+	pool      *picker.Pool
+	matches   []kvindex.Match
+	predicted float64
+	addresses map[kvindex.WorkerID]int
+}
+
+// newOurs knows the fleet's hardware by its deployments, as operators name them.
+func newOurs(s Setup, cfg picker.Config) *ours {
+	cfg.ChunkTokens = s.ChunkTokens
+	cfg.BookingLease = 24 * time.Hour // answers under overload take long, and nobody loses them here
+	table := timing.Table{Transfer: timing.Known().Transfer}
+	seen := map[string]bool{}
+	o := &ours{addresses: map[kvindex.WorkerID]int{}}
+	for w, t := range s.Hardware {
+		o.addresses[workerName(w)] = w
+		if seen[t.Name] {
+			continue
+		}
+		seen[t.Name] = true
+		table.Deployments = append(table.Deployments, timing.Deployment{
+			Name: t.Name, Prefill: t.Model.Prefill, Decode: t.Model.Decode, KVTokens: s.Blocks * s.BlockSize,
+		})
+	}
+	o.pool = picker.NewPool(cfg, table)
+	return o
+}
+
+// Matches is called before Pick.
+func (o *ours) Matches(m []kvindex.Match) { o.matches = m }
+
+// Pick implements [policies.Policy].
+func (o *ours) Pick(r *policies.Request, _ policies.Fleet) int {
+	plan := o.pool.Pick(&picker.Request{ID: r.ID, Model: model, ISL: r.ISL, Matches: o.matches}, at(r.Now))
+	if !plan.OK() {
+		return -1
+	}
+	o.predicted = plan.TTFTMs
+	return o.addresses[plan.Decode.Worker]
+}
+
+// Predicted is the time to first token of the last pick, ms.
+func (o *ours) Predicted() float64 { return o.predicted }
+
+// Apply follows the log.
+func (o *ours) Apply(r *kvindex.Record, now time.Duration) { o.pool.Apply(r, at(now)) }
+
+// First implements [policies.Policy]; the load report says it.
+func (o *ours) First(*policies.Request, int, time.Duration) {}
+
+// Done implements [policies.Policy]: the gateway's stream ended.
+func (o *ours) Done(r *policies.Request, _ int, now time.Duration) { o.pool.Close(r.ID, at(now)) }
