@@ -6,19 +6,25 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 )
 
 // Match is what one worker's rank holds of a chain of blocks.
 type Match struct {
 	Worker WorkerID
 	Rank   uint16
+	// Seat is a small number, from 0, that names (Worker, Rank) in this index while
+	// it is there: for joins by array. A later worker may get the number again, so
+	// whoever keeps it compares Worker and Rank.
+	Seat uint32
 	// Depth[t] is the number of leading blocks held in tier t or a faster one,
 	// so it never falls with t.
 	Depth [NumTiers]uint32
 }
 
 // Index says which owners hold which blocks. The zero value is not usable; see
-// [NewIndex]. It is safe for concurrent use.
+// [NewIndex]. It is safe for concurrent use: writers take turns, readers
+// ([Index.Overlap]) take no lock and wait for nobody.
 //
 // An owner's blocks are counted: an engine may hold several copies of one
 // block, it reports each copy stored and each copy evicted, and the block is
@@ -31,36 +37,35 @@ type Match struct {
 //
 // Which records are accepted is said at [Cursor]. At a gap the owner's blocks
 // are dropped at once, so nothing is counted that may be gone.
+//
+// Inside, blocks that follow each other form runs (runs.go) in an arena of
+// words (arena.go); a table leads from a hash to its place (table.go); each run
+// lists who holds which part of it (holders.go). A query looks up the chain's
+// first block, compares its last with the run, looks up the block after the run,
+// and so on, then counts the holders of the runs it met (read.go). What is left
+// behind is taken away little by little by later writes (sweep.go). Why it is so
+// is in docs/decisions/005-runs-index.md.
 type Index struct {
-	mu     sync.RWMutex
-	owners map[Owner]*holder
-	// blocks lists the holders of each block, unordered and without repeats.
-	blocks map[BlockHash][]*holder
-	seats  map[seatKey]*seat
-	free   []int // slots of seats that are gone
-	slots  int   // slots ever used
-	stats  IndexStats
-	// scratch are []int32, one per slot: a position in the matches, plus 1.
-	scratch sync.Pool
-}
+	readers readers
+	table   table
+	seats   seats
+	// round counts passes over an index that is short of memory; queries note it in
+	// the runs that they meet.
+	round atomic.Uint64
 
-// holder is an owner with what it holds.
-type holder struct {
-	cursor Cursor
-	seat   *seat
-	tier   Tier
-	held   map[BlockHash]uint32 // copies
-}
-
-type seatKey struct {
-	worker WorkerID
-	rank   uint16
-}
-
-// seat is a (worker, rank): the line of one Match.
-type seat struct {
-	seatKey
-	slot int
+	mu     sync.Mutex // of the writer, for all below and above but what is atomic
+	arena  arena
+	owners map[Owner]*owner
+	last   *owner   // of the latest record
+	slabs  []uint32 // addresses of slabRuns runs each
+	// freeRun begins a list of free runs, linked by their first holder's word.
+	freeRun uint32
+	scratch []holding
+	sweep   sweep
+	// blocks and idle are the sums of the runs' held and idle blocks, dead slots'
+	// included; memberships does not count those.
+	blocks, idle, runs, memberships int
+	stats                           IndexStats
 }
 
 // IndexStats counts what an [Index] holds and has met.
@@ -70,29 +75,44 @@ type IndexStats struct {
 	// Blocks is the number of different blocks, Memberships the number of
 	// (block, owner) pairs.
 	Blocks, Memberships int
-	// Bytes estimates the memory for Blocks and Memberships.
+	// Runs is the number of runs, Idle the number of blocks in them that nobody
+	// holds any more.
+	Runs, Idle int
+	// Bytes is the memory reserved for all of it, used or not.
 	Bytes int
 	// Repeats are records ignored because they had been applied before. Gaps and
 	// Fenced are refused ones. UnknownRemoved are blocks reported removed by an
-	// owner that did not hold them.
-	Repeats, Gaps, Fenced, UnknownRemoved uint64
+	// owner that did not hold them. Forgotten are memberships given up because the
+	// memory budget was used up; their later removal counts in UnknownRemoved.
+	Repeats, Gaps, Fenced, UnknownRemoved, Forgotten uint64
 }
 
-// Memory of one block (map slot with its list's header, at the usual fill of
-// Go's maps) and of one membership (slot in the owner's map, pointer in the
-// block's list), in bytes. TestIndexBytes compares them with the heap.
-const (
-	blockBytes      = 48
-	membershipBytes = 32
-)
+// OwnerState is an owner's place in its sequence, as at [Cursor], and the number
+// of different blocks it holds.
+type OwnerState struct {
+	Owner            Owner
+	Epoch, Term, Seq uint64
+	Doubtful         bool
+	Blocks           int
+}
 
-// NewIndex is an empty index.
-func NewIndex() *Index {
-	return &Index{
-		owners: map[Owner]*holder{},
-		blocks: map[BlockHash][]*holder{},
-		seats:  map[seatKey]*seat{},
+// NewIndex is an empty index without a limit.
+func NewIndex() *Index { return NewIndexSized(0) }
+
+// NewIndexSized is an empty index that reserves about maxBytes at most, at least
+// 1 MiB; 0 is no limit. When seven eighths are in use it forgets runs of blocks
+// that no query has met for longest, together with what follows them in the run:
+// a query that meets a block has met all before it, so the ends of old
+// conversations go first and shared beginnings last. What is forgotten counts as
+// not held, and in Stats.
+func NewIndexSized(maxBytes int) *Index {
+	x := &Index{owners: map[Owner]*owner{}}
+	if maxBytes > 0 {
+		x.arena.limit = max(maxBytes, 1<<20)
 	}
+	x.seats.byKey = map[seatKey]*seat{}
+	x.readers.now.Store(1)
+	return x
 }
 
 // Apply takes one record. It returns a [*GapError] if records of the owner were
@@ -104,52 +124,73 @@ func NewIndex() *Index {
 func (x *Index) Apply(r *Record) error {
 	x.mu.Lock()
 	defer x.mu.Unlock()
+	return x.apply(r)
+}
+
+// ApplyBatch takes records in order, as [Index.Apply] does, up to the first that
+// is refused. It returns how many were taken before that one, and its error; the
+// caller may go on behind it. It is cheaper than single calls.
+func (x *Index) ApplyBatch(records []Record) (int, error) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for i := range records {
+		if err := x.apply(&records[i]); err != nil {
+			return i, err
+		}
+	}
+	return len(records), nil
+}
+
+func (x *Index) apply(r *Record) error {
 	if r.Kind == KindBye {
 		return x.bye(r)
-	}
-	if !r.Kind.Sequenced() || r.Seq == 0 && r.Kind == KindLearned {
-		return r.check()
 	}
 	if err := r.check(); err != nil {
 		return err
 	}
-	h := x.holder(r.Owner)
-	step, err := h.cursor.Advance(r)
+	if !r.Kind.Sequenced() || r.Seq == 0 && r.Kind == KindLearned {
+		return nil
+	}
+	o := x.owner(r.Owner)
+	step, err := o.cursor.Advance(r)
 	if err != nil {
-		return x.refuse(h, err)
+		return x.refuse(o, err)
 	}
 	if step == StepIgnore {
 		x.stats.Repeats++
 		return nil
 	}
 	if step == StepReset {
-		x.empty(h)
+		x.empty(o)
 	}
 	switch r.Kind {
 	case KindStored:
-		x.store(h, r.Stored.Hashes)
+		x.store(o, r.Stored.Parent, r.Stored.Hashes)
+		x.tidy(len(r.Stored.Hashes))
 	case KindRemoved:
-		x.remove(h, r.Removed.Hashes)
+		x.remove(o, r.Removed.Hashes)
+		x.tidy(2 * len(r.Removed.Hashes))
 	default: // Cleared has emptied it, Learned is not about blocks
+		x.tidy(0)
 	}
 	return nil
 }
 
-// refuse counts an error of h's cursor; a gap costs h what it held.
-func (x *Index) refuse(h *holder, err error) error {
+// refuse counts an error of o's cursor; a gap costs o what it held.
+func (x *Index) refuse(o *owner, err error) error {
 	if errors.Is(err, ErrFenced) {
 		x.stats.Fenced++
 		return err
 	}
 	x.stats.Gaps++
-	x.empty(h)
+	x.empty(o)
 	return err
 }
 
 // bye drops the worker unless a newer writer has taken over.
 func (x *Index) bye(r *Record) error {
-	for o, h := range x.owners {
-		if o.Worker == r.Owner.Worker && h.cursor.Term > r.Term {
+	for _, o := range x.owners {
+		if o.Worker == r.Owner.Worker && o.cursor.Term > r.Term {
 			x.stats.Fenced++
 			return fmt.Errorf("bye of worker %s, term %d: %w", o.Worker, r.Term, ErrFenced)
 		}
@@ -158,74 +199,108 @@ func (x *Index) bye(r *Record) error {
 	return nil
 }
 
-// holder is the owner's entry, made if need be.
-func (x *Index) holder(o Owner) *holder {
-	h := x.owners[o]
-	if h != nil {
-		return h
+func (x *Index) view() view { return view{x: x, mem: x.arena.mem} }
+
+// store notes that o holds a run of blocks.
+func (x *Index) store(o *owner, parent BlockHash, hashes []BlockHash) {
+	v := x.view()
+	var before place // of the block before hashes[0]
+	for first := true; len(hashes) > 0; first = false {
+		if a := v.find(hashes[0]); a != 0 {
+			p := v.place(a)
+			n := x.common(p, hashes)
+			before = place{p.run, p.at + n - 1}
+			x.hold(o, p, n)
+			hashes = hashes[n:]
+			continue
+		}
+		if a := uint32(0); first {
+			if a = v.find(parent); a != 0 {
+				before = v.place(a)
+			}
+		}
+		p, n := x.extend(before, hashes)
+		if n == 0 { // no memory
+			x.stats.Forgotten += uint64(len(hashes))
+			return
+		}
+		x.hold(o, p, n)
+		before = place{p.run, p.at + n - 1}
+		hashes = hashes[n:]
+		v = x.view()
 	}
-	key := seatKey{o.Worker, o.Rank}
-	s := x.seats[key]
-	if s == nil {
-		s = &seat{seatKey: key}
-		if n := len(x.free); n > 0 {
-			s.slot, x.free = x.free[n-1], x.free[:n-1]
+}
+
+// common is how many hashes the run has from p on, at least 1.
+func (x *Index) common(p place, hashes []BlockHash) uint32 {
+	v := x.view()
+	r := x.run(p.run)
+	n, limit := uint32(1), min(uint32(len(hashes)), runState(r[wordState]).length()-p.at)
+	for n < limit && v.hash(r, p.at+n) == hashes[n] {
+		n++
+	}
+	return n
+}
+
+// extend adds new blocks behind a place, or at no place: to its run if that ends
+// there, to a new one otherwise. It returns where they begin and how many there
+// are, up to the next that is known.
+func (x *Index) extend(before place, hashes []BlockHash) (place, uint32) {
+	if before.run != 0 {
+		s := runState(x.run(before.run)[wordState])
+		if before.at+1 == s.length() && s&runSealed == 0 {
+			if n, _ := x.grow(before.run, hashes); n > 0 {
+				return place{before.run, before.at + 1}, uint32(n)
+			}
 		} else {
-			s.slot = x.slots
-			x.slots++
-		}
-		x.seats[key] = s
-	}
-	h = &holder{seat: s, tier: o.Tier, held: map[BlockHash]uint32{}}
-	x.owners[o] = h
-	return h
-}
-
-func (x *Index) store(h *holder, hashes []BlockHash) {
-	for _, b := range hashes {
-		n := h.held[b]
-		h.held[b] = n + 1
-		if n == 0 {
-			x.blocks[b] = append(x.blocks[b], h)
-			x.stats.Memberships++
+			x.setFork(before)
 		}
 	}
+	run := x.newRun()
+	if run == 0 {
+		return place{}, 0
+	}
+	n, _ := x.grow(run, hashes)
+	if n == 0 {
+		x.dropRun(run)
+	}
+	return place{run, 0}, uint32(n)
 }
 
-func (x *Index) remove(h *holder, hashes []BlockHash) {
-	for _, b := range hashes {
-		switch n := h.held[b]; n {
-		case 0:
+// hold is cover with the memory it may lack.
+func (x *Index) hold(o *owner, p place, n uint32) {
+	if !x.cover(o, p.run, p.at, p.at+n) {
+		x.stats.Forgotten += uint64(n)
+		x.setState(x.run(p.run), x.reach(x.run(p.run)))
+	}
+}
+
+// remove notes that o no longer holds these blocks. They mostly follow each other,
+// backwards as a rule: the last blocks of a prompt are evicted first.
+func (x *Index) remove(o *owner, hashes []BlockHash) {
+	v := x.view()
+	for len(hashes) > 0 {
+		a := v.find(hashes[0])
+		if a == 0 {
 			x.stats.UnknownRemoved++
-		case 1:
-			delete(h.held, b)
-			x.leave(h, b)
-		default:
-			h.held[b] = n - 1
+			hashes = hashes[1:]
+			continue
 		}
+		p := v.place(a)
+		r := x.run(p.run)
+		length := runState(r[wordState]).length()
+		from, to, n := p.at, p.at+1, 1
+		for n < len(hashes) && from > 0 && v.hash(r, from-1) == hashes[n] {
+			from--
+			n++
+		}
+		for n < len(hashes) && from == p.at && to < length && v.hash(r, to) == hashes[n] {
+			to++
+			n++
+		}
+		x.uncover(o, p.run, from, to)
+		hashes = hashes[n:]
 	}
-}
-
-// leave takes h off the list of b's holders.
-func (x *Index) leave(h *holder, b BlockHash) {
-	list := x.blocks[b]
-	x.stats.Memberships--
-	if len(list) == 1 {
-		delete(x.blocks, b)
-		return
-	}
-	i := slices.Index(list, h)
-	last := len(list) - 1
-	list[i], list[last] = list[last], nil
-	x.blocks[b] = list[:last]
-}
-
-func (x *Index) empty(h *holder) {
-	for b := range h.held {
-		x.leave(h, b)
-	}
-	// A new map: a cleared one would keep its size for ever.
-	h.held = map[BlockHash]uint32{}
 }
 
 // Drop forgets a worker: all its owners with their blocks and places in their
@@ -237,123 +312,67 @@ func (x *Index) Drop(w WorkerID) {
 }
 
 func (x *Index) drop(w WorkerID) {
-	for o, h := range x.owners {
-		if o.Worker != w {
-			continue
-		}
-		x.empty(h)
-		delete(x.owners, o)
-		if key := h.seat.seatKey; x.seats[key] == h.seat {
-			delete(x.seats, key)
-			x.free = append(x.free, h.seat.slot)
+	for _, o := range x.owners {
+		if o.Worker == w {
+			x.leave(o)
 		}
 	}
 }
 
-// Overlap appends to dst what each worker's rank holds of the chain's beginning,
-// for those that hold the first block in any tier, ordered by worker and rank.
-// It allocates nothing if dst has room.
-func (x *Index) Overlap(chain []BlockHash, dst []Match) []Match {
-	x.mu.RLock()
-	defer x.mu.RUnlock()
-	at := x.positions()
-	base := len(dst)
-	for i, b := range chain {
-		grew := false
-		for _, h := range x.blocks[b] {
-			p := &(*at)[h.seat.slot]
-			if *p == 0 {
-				if i > 0 {
-					continue
-				}
-				dst = append(dst, Match{Worker: h.seat.worker, Rank: h.seat.rank})
-				*p = int32(len(dst) - base)
-			}
-			m := &dst[base+int(*p)-1]
-			for t := h.tier; t < NumTiers; t++ {
-				if m.Depth[t] == uint32(i) {
-					m.Depth[t]++
-					grew = true
-				}
-			}
-		}
-		if !grew {
-			break
-		}
-	}
-	for _, m := range dst[base:] {
-		(*at)[x.seats[seatKey{m.Worker, m.Rank}].slot] = 0
-	}
-	x.scratch.Put(at)
-	slices.SortFunc(dst[base:], func(a, b Match) int {
-		return cmp.Or(cmp.Compare(a.Worker, b.Worker), cmp.Compare(a.Rank, b.Rank))
-	})
-	return dst
-}
-
-// positions is a zeroed scratch slice with a place for every slot.
-func (x *Index) positions() *[]int32 {
-	p, _ := x.scratch.Get().(*[]int32)
-	if p == nil {
-		p = new([]int32)
-	}
-	if len(*p) < x.slots {
-		*p = make([]int32, x.slots)
-	}
-	return p
-}
-
-// Stats counts what the index holds and has met.
+// Stats counts what the index holds and has met. It first finishes what
+// earlier writes have left to do, so its cost grows with the number of runs when a
+// worker has been dropped or emptied since the last call.
 func (x *Index) Stats() IndexStats {
-	x.mu.RLock()
-	defer x.mu.RUnlock()
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.finishSweep()
 	s := x.stats
 	s.Owners = len(x.owners)
-	s.Blocks = len(x.blocks)
-	s.Bytes = s.Blocks*blockBytes + s.Memberships*membershipBytes
+	s.Blocks, s.Memberships = x.blocks, x.memberships
+	s.Runs, s.Idle = x.runs, x.idle
+	s.Bytes = x.bytes()
 	return s
 }
 
 // Blocks lists what an owner holds, sorted by hash, each block once. It is for
-// checks and people; it copies.
+// checks and people; it looks at all runs, and writers wait for it.
 func (x *Index) Blocks(o Owner) []BlockHash {
-	x.mu.RLock()
-	defer x.mu.RUnlock()
-	h := x.owners[o]
-	if h == nil {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	own := x.owners[o]
+	if own == nil {
 		return nil
 	}
-	list := make([]BlockHash, 0, len(h.held))
-	for b := range h.held {
-		list = append(list, b)
+	v := x.view()
+	list := make([]BlockHash, 0, own.held)
+	for addr := range x.allRuns() {
+		r := x.run(addr)
+		for _, w := range x.holders(r) {
+			if h := holding(w); w != 0 && h.slot() == own.slot {
+				for at := h.from(); at < h.to(); at++ {
+					list = append(list, v.hash(r, at))
+				}
+			}
+		}
 	}
 	slices.Sort(list)
 	return list
 }
 
-// OwnerState is one owner's place in the log and how much it holds.
-type OwnerState struct {
-	Owner Owner
-	// Epoch, Term and Seq are of the last record accepted; see [Cursor].
-	Epoch, Term, Seq uint64
-	// Doubtful: records were lost, and nothing counts until a Cleared comes.
-	Doubtful bool
-	Blocks   int // different ones
-}
-
-// Owners lists all owners, sorted by worker, rank and tier.
+// Owners lists all owners, by worker, rank and tier.
 func (x *Index) Owners() []OwnerState {
-	x.mu.RLock()
-	defer x.mu.RUnlock()
+	x.mu.Lock()
+	defer x.mu.Unlock()
 	list := make([]OwnerState, 0, len(x.owners))
-	for o, h := range x.owners {
+	for _, o := range x.owners {
 		list = append(list, OwnerState{
-			Owner: o, Epoch: h.cursor.Epoch, Term: h.cursor.Term, Seq: h.cursor.Seq,
-			Doubtful: h.cursor.Doubtful, Blocks: len(h.held),
+			Owner: o.Owner, Epoch: o.cursor.Epoch, Term: o.cursor.Term, Seq: o.cursor.Seq,
+			Doubtful: o.cursor.Doubtful, Blocks: o.held,
 		})
 	}
 	slices.SortFunc(list, func(a, b OwnerState) int {
-		return cmp.Or(cmp.Compare(a.Owner.Worker, b.Owner.Worker), cmp.Compare(a.Owner.Rank, b.Owner.Rank), cmp.Compare(a.Owner.Tier, b.Owner.Tier))
+		return cmp.Or(cmp.Compare(a.Owner.Worker, b.Owner.Worker), cmp.Compare(a.Owner.Rank, b.Owner.Rank),
+			cmp.Compare(a.Owner.Tier, b.Owner.Tier))
 	})
 	return list
 }

@@ -115,7 +115,7 @@ func TestIndexScript(t *testing.T) {
 				fmt.Fprintf(&out, "%s ", w.names[b])
 			}
 		case "overlap":
-			for _, m := range x.Overlap(w.list(strings.Fields(d.Input)), nil) {
+			for _, m := range sorted(x.Overlap(w.list(strings.Fields(d.Input)), nil)) {
 				fmt.Fprintf(&out, "%s/%d %v\n", m.Worker, m.Rank, m.Depth)
 			}
 		case "stats":

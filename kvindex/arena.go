@@ -1,0 +1,201 @@
+package kvindex
+
+import (
+	"math/bits"
+	"sync/atomic"
+)
+
+// The index lives in words of 64 bits outside the garbage collector's sight: an
+// address is the number of a word, 0 is none. Words come in pages, whose
+// list only grows; a page never moves.
+const (
+	pageBits  = 18 // 2 MiB of words
+	pageWords = 1 << pageBits
+
+	chunkBits  = 4
+	chunkWords = 1 << chunkBits // hashes in a chunk, and words for one entry of a page's origins
+)
+
+// page is a piece of the arena. A page may be shorter than pageWords: the first
+// ones are, so that a small index is small, and the last one of a budget.
+type page struct {
+	words []uint64
+	// origins has for each chunk the run it belongs to (upper half) and its place
+	// in the run (lower half).
+	origins []uint64
+}
+
+// pages is a list of pages as somebody knows it. Addresses published after it
+// was loaded may lie beyond.
+type pages []page
+
+// arena hands out blocks of words. Its writer is the index's; readers use pages.
+//
+// Invariant: a block is in exactly one hand: with its user, in limbo, or free. A
+// block that a reader may still look at is in limbo.
+type arena struct {
+	list atomic.Pointer[pages]
+	mem  pages // the same, for the writer
+
+	next, end uint32 // the rest of the newest page
+	// free are heads of lists of free blocks, by class; a free block's first word
+	// is the next one's address.
+	free [classes]uint32
+	used int // words in blocks with their users or in limbo
+
+	limit    int // of reserved, 0 for none
+	reserved int // bytes
+
+	limbo []retired
+	first int // the oldest in limbo
+}
+
+// retired is a block that was taken out of use in an epoch.
+type retired struct {
+	epoch uint64
+	addr  uint32
+	words uint32
+}
+
+// Blocks have a power of two of words, from 8 to maxBlock, or segmentWords.
+const (
+	minBlockBits = 3
+	maxBlockBits = 16
+	classes      = maxBlockBits + 2
+	segmentClass = maxBlockBits + 1
+)
+
+func class(words uint32) int {
+	if words == segmentWords {
+		return segmentClass
+	}
+	return bits.TrailingZeros32(words)
+}
+
+// blockWords is the size of the smallest block that has n words.
+func blockWords(n int) uint32 {
+	return 1 << max(minBlockBits, bits.Len32(uint32(n-1)))
+}
+
+// word is the place of an address that lies in these pages.
+func (p pages) word(addr uint32) *uint64 { return &p[addr>>pageBits].words[addr&(pageWords-1)] }
+
+// span is n words from addr; a block lies in one page.
+func (p pages) span(addr, n uint32) []uint64 {
+	at := addr & (pageWords - 1)
+	return p[addr>>pageBits].words[at : at+n : at+n]
+}
+
+func (p pages) line(addr uint32) *[8]uint64 {
+	return (*[8]uint64)(p[addr>>pageBits].words[addr&(pageWords-1):])
+}
+
+func (p pages) origin(addr uint32) *uint64 {
+	return &p[addr>>pageBits].origins[addr&(pageWords-1)>>chunkBits]
+}
+
+// alloc gives a block, or 0 if the budget is used up. Its words have any content.
+func (a *arena) alloc(words uint32) uint32 {
+	c := class(words)
+	if b := a.free[c]; b != 0 {
+		a.free[c] = uint32(*a.mem.word(b))
+		a.used += int(words)
+		return b
+	}
+	if words < chunkWords { // half of a chunk
+		b := a.alloc(chunkWords)
+		if b == 0 {
+			return 0
+		}
+		a.used -= chunkWords
+		a.put(b+words, words)
+		a.used += int(words)
+		return b
+	}
+	if a.end-a.next < words && !a.grow(words) {
+		return a.split(words)
+	}
+	b := a.next
+	a.next += words
+	a.used += int(words)
+	return b
+}
+
+// split takes a block from a larger free one.
+func (a *arena) split(words uint32) uint32 {
+	if words > 1<<maxBlockBits || words&(words-1) != 0 {
+		return 0
+	}
+	for c := class(words) + 1; c <= maxBlockBits; c++ {
+		b := a.free[c]
+		if b == 0 {
+			continue
+		}
+		a.free[c] = uint32(*a.mem.word(b))
+		for size := uint32(1) << c; size > words; {
+			size /= 2
+			a.put(b+size, size)
+		}
+		a.used += int(words)
+		return b
+	}
+	if words <= 256 && a.free[segmentClass] != 0 {
+		b := a.free[segmentClass]
+		a.free[segmentClass] = uint32(*a.mem.word(b))
+		for i := uint32(0); i < segmentWords; i += 256 {
+			a.put(b+i, 256)
+		}
+		return a.alloc(words)
+	}
+	return 0
+}
+
+// grow opens a new page.
+func (a *arena) grow(words uint32) bool {
+	n := len(a.mem)
+	size := uint32(min(pageWords, 1<<min(12+2*n, pageBits)))
+	if size < words {
+		size = pageWords
+	}
+	if a.limit > 0 {
+		const perChunk = 8 * (chunkWords + 1)
+		room := (a.limit - a.reserved) / perChunk * chunkWords
+		if room < int(words) {
+			return false
+		}
+		size = min(size, uint32(room))
+	}
+	for a.next < a.end { // what is left of the page before
+		a.put(a.next, chunkWords)
+		a.next += chunkWords
+	}
+	list := append(make(pages, 0, n+1), a.mem...)
+	list = append(list, page{words: make([]uint64, size), origins: make([]uint64, size/chunkWords)})
+	a.mem = list
+	a.list.Store(&list)
+	a.reserved += int(size) * 8 / chunkWords * (chunkWords + 1)
+	a.next = uint32(n) << pageBits
+	a.end = a.next + size
+	if n == 0 {
+		a.next = chunkWords // address 0 is none
+	}
+	return true
+}
+
+// put makes a block free at once.
+func (a *arena) put(addr, words uint32) {
+	c := class(words)
+	*a.mem.word(addr) = uint64(a.free[c])
+	a.free[c] = addr
+}
+
+// freeNow gives back a block that no reader has seen.
+func (a *arena) freeNow(addr, words uint32) {
+	a.used -= int(words)
+	a.put(addr, words)
+}
+
+// retire gives back a block that readers of this epoch may look at.
+func (a *arena) retire(addr, words uint32, epoch uint64) {
+	a.limbo = append(a.limbo, retired{epoch: epoch, addr: addr, words: words})
+}
