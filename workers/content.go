@@ -1,14 +1,12 @@
 package workers
 
 import (
+	"math/rand/v2"
+
 	"github.com/kvlane/kvlane/kvindex"
 	"github.com/kvlane/kvlane/kvindex/enginewire"
+	"github.com/kvlane/kvlane/kvindex/translate"
 )
-
-// spareIdentities is how many names of blocks that are gone are kept beyond as
-// many as are held. An engine may store a block after it dropped the parent;
-// with the parent's name forgotten that block would give no credit.
-const spareIdentities = 1 << 16
 
 // blockKey is an engine's own name of a block.
 type blockKey struct {
@@ -16,31 +14,21 @@ type blockKey struct {
 	hash  enginewire.Hash
 }
 
-// identity is what the agent knows of one of the engine's blocks.
-type identity struct {
-	hash, parent kvindex.BlockHash
-	// copies counts the engine's copies by tier: it announces each one that is
-	// stored and each one that is evicted, also while others exist.
-	copies [kvindex.NumTiers]uint32
-}
-
-func (id *identity) held() bool { return id.copies != [kvindex.NumTiers]uint32{} }
-
 // content translates one rank's events: the engine's block hashes into ours. It
 // takes batches and returns records, and does nothing else.
 //
-// Invariant: ids holds every block that the engine holds and whose tokens are
+// Invariant: groups know every block that the engine holds and whose tokens are
 // known from the start of its prompt; a block with an unknown parent is left out
 // and counted, never taken for the start of a prompt. A block is published when
 // its first copy in a tier comes and when the last one goes, so a reader's count is
-// never above 1.
+// never above 1 for one name.
 type content struct {
 	worker kvindex.WorkerID
 	rank   uint16
 	model  string
-	ids    map[blockKey]*identity
-	held   int                    // identities with a copy
-	used   [kvindex.NumTiers]bool // tiers that ever held something in this life
+	seed   uint64                    // of the maps
+	groups map[uint16]*translate.Map // by KV-cache group
+	used   [kvindex.NumTiers]bool    // tiers that ever held something in this life
 }
 
 // applied counts what became of a batch's events.
@@ -51,11 +39,15 @@ type applied struct {
 }
 
 func newContent(worker kvindex.WorkerID, rank uint16, model string) *content {
-	return &content{worker: worker, rank: rank, model: model, ids: make(map[blockKey]*identity)}
+	return &content{
+		worker: worker, rank: rank, model: model,
+		seed: rand.Uint64(), groups: make(map[uint16]*translate.Map),
+	}
 }
 
 // apply returns the records that a batch amounts to, in order. Owner, Kind, body
-// and EngineSeq are set; the writer adds epoch, term and seq.
+// and EngineSeq are set; the writer adds epoch, term, seq, and the parents of what
+// came to a lower tier (see [publisher.withParents]).
 func (c *content) apply(b enginewire.Batch, engineSeq uint64) ([]kvindex.Record, applied) {
 	var out []kvindex.Record
 	var n applied
@@ -74,7 +66,6 @@ func (c *content) apply(b enginewire.Batch, engineSeq uint64) ([]kvindex.Record,
 	for i := range out {
 		out[i].EngineSeq = engineSeq
 	}
-	c.sweep()
 	return out, n
 }
 
@@ -87,8 +78,8 @@ func (c *content) clear() []kvindex.Record {
 			out = append(out, kvindex.Record{Owner: c.owner(t), Kind: kvindex.KindCleared})
 		}
 	}
-	c.ids = make(map[blockKey]*identity)
-	c.held, c.used = 0, [kvindex.NumTiers]bool{}
+	clear(c.groups)
+	c.used = [kvindex.NumTiers]bool{}
 	return out
 }
 
@@ -96,28 +87,43 @@ func (c *content) owner(t kvindex.Tier) kvindex.Owner {
 	return kvindex.Owner{Worker: c.worker, Rank: c.rank, Tier: t}
 }
 
+// group is the map of a KV-cache group.
+func (c *content) group(g uint16) *translate.Map {
+	m := c.groups[g]
+	if m == nil {
+		m = translate.New(c.seed)
+		c.groups[g] = m
+	}
+	return m
+}
+
 func (c *content) stored(out []kvindex.Record, e *enginewire.Event, n *applied) []kvindex.Record {
-	group := uint16(e.Group)
 	if len(e.Tokens) == 0 {
 		return c.moved(out, e, n)
 	}
-	parent, ok := c.parent(e, group)
+	group := uint16(e.Group)
+	m := c.group(group)
+	parent, ok := c.parent(m, e)
 	if !ok {
 		n.orphans++
 		return out
 	}
-	run := c.run(e.Tier, group)
+	c.used[e.Tier] = true
+	run := run{owner: c.owner(e.Tier), group: group}
 	for i, h := range e.Hashes {
 		var media []string
 		if e.Extra != nil {
 			media = e.Extra[i]
 		}
-		id := &identity{hash: parent.Next(e.Tokens[i*e.BlockSize:(i+1)*e.BlockSize], media), parent: parent}
-		parent = id.hash
-		out, id = c.name(out, blockKey{group, h}, id)
-		if c.hold(id, e.Tier) {
-			out = run.add(out, id)
+		block := parent.Next(e.Tokens[i*e.BlockSize:(i+1)*e.BlockSize], media)
+		if old, known := m.Lookup(h); known && old != block {
+			out = run.flush(out)
+			out = c.renamed(out, m, group, h, old)
 		}
+		if m.Store(h, block, e.Tier) {
+			out = run.add(out, parent, block)
+		}
+		parent = block
 	}
 	n.events++
 	return run.flush(out)
@@ -131,18 +137,14 @@ type run struct {
 	hashes []kvindex.BlockHash
 }
 
-func (c *content) run(t kvindex.Tier, group uint16) *run {
-	return &run{owner: c.owner(t), group: group}
-}
-
-func (r *run) add(out []kvindex.Record, id *identity) []kvindex.Record {
-	if n := len(r.hashes); n > 0 && r.hashes[n-1] != id.parent {
+func (r *run) add(out []kvindex.Record, parent, block kvindex.BlockHash) []kvindex.Record {
+	if n := len(r.hashes); n > 0 && r.hashes[n-1] != parent {
 		out = r.flush(out)
 	}
 	if len(r.hashes) == 0 {
-		r.parent = id.parent
+		r.parent = parent
 	}
-	r.hashes = append(r.hashes, id.hash)
+	r.hashes = append(r.hashes, block)
 	return out
 }
 
@@ -159,74 +161,39 @@ func (r *run) flush(out []kvindex.Record) []kvindex.Record {
 }
 
 // parent is our hash of the block before the event's first.
-func (c *content) parent(e *enginewire.Event, group uint16) (kvindex.BlockHash, bool) {
+func (c *content) parent(m *translate.Map, e *enginewire.Event) (kvindex.BlockHash, bool) {
 	if e.Parent == nil {
 		ns := kvindex.Namespace{Model: c.model, LoRA: e.LoRA, Salt: e.Salt, BlockSize: e.BlockSize}
 		return ns.Root(), true
 	}
-	id, ok := c.ids[blockKey{group, *e.Parent}]
-	if !ok {
-		return 0, false
-	}
-	return id.hash, true
+	return m.Lookup(*e.Parent)
 }
 
-// name returns what the engine's name of a block stands for: what it stood for
-// before if that is the same, else id. Other content under the name is gone.
-func (c *content) name(out []kvindex.Record, k blockKey, id *identity) ([]kvindex.Record, *identity) {
-	old, ok := c.ids[k]
-	if ok && old.hash == id.hash {
-		return out, old
-	}
-	if ok {
-		for t := range kvindex.Tier(kvindex.NumTiers) {
-			if old.copies[t] > 0 {
-				out = append(out, c.removedRecord(t, k.group, []kvindex.BlockHash{old.hash}))
-			}
-		}
-		if old.held() {
-			c.held--
+// renamed drops a block whose name the engine uses for another one now.
+func (c *content) renamed(out []kvindex.Record, m *translate.Map, group uint16, h enginewire.Hash, old kvindex.BlockHash) []kvindex.Record {
+	for t, held := range m.Forget(h) {
+		if held {
+			out = append(out, c.removedRecord(kvindex.Tier(t), group, []kvindex.BlockHash{old}))
 		}
 	}
-	c.ids[k] = id
-	return out, id
-}
-
-// hold notes one copy more and reports whether it is the first in the tier.
-func (c *content) hold(id *identity, t kvindex.Tier) bool {
-	if !id.held() {
-		c.held++
-	}
-	id.copies[t]++
-	c.used[t] = true
-	return id.copies[t] == 1
-}
-
-// drop notes one copy less and reports whether it was the last in the tier.
-func (c *content) drop(id *identity, t kvindex.Tier) bool {
-	if id.copies[t] == 0 {
-		return false
-	}
-	id.copies[t]--
-	if !id.held() {
-		c.held--
-	}
-	return id.copies[t] == 0
+	return out
 }
 
 // moved handles a Stored without tokens: known blocks that now lie in another
-// tier too.
+// tier too, in any order. The record's Parent is 0: not known here.
 func (c *content) moved(out []kvindex.Record, e *enginewire.Event, n *applied) []kvindex.Record {
 	group := uint16(e.Group)
-	run := c.run(e.Tier, group)
+	m := c.group(group)
+	run := run{owner: c.owner(e.Tier), group: group}
 	for _, h := range e.Hashes {
-		id, ok := c.ids[blockKey{group, h}]
+		block, ok := m.Lookup(h)
 		if !ok {
 			n.strangers++
 			continue
 		}
-		if c.hold(id, e.Tier) {
-			out = run.add(out, id)
+		c.used[e.Tier] = true
+		if m.Store(h, block, e.Tier) {
+			run.hashes = append(run.hashes, block)
 		}
 	}
 	n.events++
@@ -235,11 +202,11 @@ func (c *content) moved(out []kvindex.Record, e *enginewire.Event, n *applied) [
 
 func (c *content) removed(out []kvindex.Record, e *enginewire.Event, n *applied) []kvindex.Record {
 	group := uint16(e.Group)
+	m := c.group(group)
 	var hashes []kvindex.BlockHash
 	for _, h := range e.Hashes {
-		id, ok := c.ids[blockKey{group, h}]
-		if ok && c.drop(id, e.Tier) {
-			hashes = append(hashes, id.hash)
+		if block, last := m.Remove(h, e.Tier); last {
+			hashes = append(hashes, block)
 		}
 	}
 	n.events++
@@ -256,14 +223,11 @@ func (c *content) removedRecord(t kvindex.Tier, group uint16, hashes []kvindex.B
 	}
 }
 
-// sweep bounds the names of blocks that are gone.
-func (c *content) sweep() {
-	if len(c.ids) <= 2*c.held+spareIdentities {
-		return
+// bytes is the memory of the translation.
+func (c *content) bytes() int {
+	n := 0
+	for _, m := range c.groups {
+		n += m.BytesReserved()
 	}
-	for k, id := range c.ids {
-		if !id.held() {
-			delete(c.ids, k)
-		}
-	}
+	return n
 }

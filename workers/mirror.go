@@ -1,91 +1,196 @@
 package workers
 
 import (
+	"cmp"
+	"iter"
+	"maps"
+	"math/rand/v2"
 	"slices"
 
 	"github.com/kvlane/kvlane/kvindex"
+	"github.com/kvlane/kvlane/kvindex/translate"
 )
 
 // mirror is what one owner holds, kept so that a log that lost its memory can be
-// given a snapshot.
+// given a snapshot: every block with the one before it, about 18 bytes a block.
 type mirror struct {
-	blocks map[mirrorKey]kvindex.BlockHash // to its parent
+	seed   uint64
+	groups map[uint16]*translate.Parents // by KV-cache group
 }
 
-type mirrorKey struct {
-	group uint16
-	hash  kvindex.BlockHash
+func newMirror() *mirror {
+	return &mirror{seed: rand.Uint64(), groups: make(map[uint16]*translate.Parents)}
 }
 
-func newMirror() *mirror { return &mirror{blocks: make(map[mirrorKey]kvindex.BlockHash)} }
+func (m *mirror) group(g uint16) *translate.Parents {
+	p := m.groups[g]
+	if p == nil {
+		p = translate.NewParents(m.seed)
+		m.groups[g] = p
+	}
+	return p
+}
 
 // apply follows a Stored, Removed or Cleared record.
 func (m *mirror) apply(r *kvindex.Record) {
 	switch r.Kind {
 	case kvindex.KindStored:
-		parent := r.Stored.Parent
+		p, parent := m.group(r.Stored.Group), r.Stored.Parent
 		for _, h := range r.Stored.Hashes {
-			m.blocks[mirrorKey{r.Stored.Group, h}] = parent
+			p.Store(h, parent)
 			parent = h
 		}
 	case kvindex.KindRemoved:
+		p := m.group(r.Removed.Group)
 		for _, h := range r.Removed.Hashes {
-			delete(m.blocks, mirrorKey{r.Removed.Group, h})
+			p.Remove(h)
 		}
 	case kvindex.KindCleared:
-		clear(m.blocks)
+		m.clear()
 	default: // not about blocks
 	}
 }
 
-// snapshot returns Stored bodies that rebuild the mirror, each block after its
-// parent, runs as long as they get. The order is the same for the same content.
-func (m *mirror) snapshot() []kvindex.Stored {
-	children := make(map[mirrorKey][]kvindex.BlockHash)
-	var starts []mirrorKey // parents that are not held themselves
-	for k, parent := range m.blocks {
-		p := mirrorKey{k.group, parent}
-		if _, held := m.blocks[p]; !held && children[p] == nil {
-			starts = append(starts, p)
-		}
-		children[p] = append(children[p], k.hash)
+// clear forgets everything.
+func (m *mirror) clear() { clear(m.groups) }
+
+// parent is the block before one that is held or was lately.
+func (m *mirror) parent(group uint16, h kvindex.BlockHash) (kvindex.BlockHash, bool) {
+	p := m.groups[group]
+	if p == nil {
+		return 0, false
 	}
-	slices.SortFunc(starts, compareKeys)
-	var out []kvindex.Stored
-	todo := starts
-	for len(todo) > 0 {
-		p := todo[0]
-		todo = todo[1:]
-		next := children[p]
-		slices.Sort(next)
-		for _, h := range next {
-			run := []kvindex.BlockHash{h}
-			for {
-				k := mirrorKey{p.group, run[len(run)-1]}
-				following := children[k]
-				if len(following) != 1 {
-					if len(following) > 1 {
-						todo = append(todo, k)
-					}
-					break
-				}
-				run = append(run, following[0])
-			}
-			out = append(out, kvindex.Stored{Group: p.group, Parent: p.hash, Hashes: run})
+	return p.Parent(h)
+}
+
+// hashes are the blocks without their groups, sorted, each once.
+func (m *mirror) hashes() []kvindex.BlockHash {
+	var out []kvindex.BlockHash
+	for _, p := range m.groups {
+		for h := range p.All() {
+			out = append(out, h)
 		}
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
+// holds yields Stored bodies that rebuild the mirror, each block after its
+// parent, runs as long as they get but for maxAppendHashes/4, a block that is held
+// twice also as often. The order is the same for the same content. The mirror must
+// not change meanwhile.
+func (m *mirror) holds() iter.Seq[kvindex.Stored] {
+	return func(yield func(kvindex.Stored) bool) {
+		for _, g := range slices.Sorted(maps.Keys(m.groups)) {
+			for s := range chains(m.groups[g]) {
+				s.Group = g
+				for part := range splitStored(s) {
+					if !yield(part) {
+						return
+					}
+				}
+			}
+		}
+	}
+}
+
+// link is a block after its parent.
+type link struct{ parent, hash kvindex.BlockHash }
+
+// chains yields the blocks in runs: first those whose parent is not there, then
+// what follows at each fork, and in the end the second and later copies.
+func chains(p *translate.Parents) iter.Seq[kvindex.Stored] {
+	return func(yield func(kvindex.Stored) bool) {
+		links := make([]link, 0, p.Len())
+		var copies []link
+		for h, e := range p.All() {
+			links = append(links, link{e.Parent, h})
+			for range e.Copies - 1 {
+				copies = append(copies, link{e.Parent, h})
+			}
+		}
+		order := func(a, b link) int { return cmp.Or(cmp.Compare(a.parent, b.parent), cmp.Compare(a.hash, b.hash)) }
+		slices.SortFunc(links, order)
+		// first[b] is the place in links of b's first child.
+		first := translate.NewParents(0)
+		var todo []int
+		for i, l := range links {
+			if i == 0 || links[i-1].parent != l.parent {
+				first.Store(l.parent, kvindex.BlockHash(i))
+				if !p.Holds(l.parent) {
+					todo = append(todo, i)
+				}
+			}
+		}
+		for len(todo) > 0 {
+			i := todo[0]
+			todo = todo[1:]
+			for parent := links[i].parent; i < len(links) && links[i].parent == parent; i++ {
+				run, fork := follow(links, first, links[i].hash)
+				if fork >= 0 {
+					todo = append(todo, fork)
+				}
+				if !yield(kvindex.Stored{Parent: parent, Hashes: run}) {
+					return
+				}
+			}
+		}
+		slices.SortFunc(copies, order)
+		for _, l := range copies {
+			if !yield(kvindex.Stored{Parent: l.parent, Hashes: []kvindex.BlockHash{l.hash}}) {
+				return
+			}
+		}
+	}
+}
+
+// follow returns the run that begins with a block and ends before the first fork,
+// and the place of that fork's first child, or -1.
+func follow(links []link, first *translate.Parents, h kvindex.BlockHash) (run []kvindex.BlockHash, fork int) {
+	run = append(run, h)
+	for {
+		at, ok := first.Parent(run[len(run)-1])
+		switch i := int(at); {
+		case !ok:
+			return run, -1
+		case i+1 < len(links) && links[i+1].parent == links[i].parent:
+			return run, i
+		default:
+			run = append(run, links[i].hash)
+		}
+	}
+}
+
+// withParents returns a Stored of a lower tier whose Parent is 0, because engines
+// do not say it there, as runs with their parents. Where no tier of the rank knows
+// a parent it stays 0, which is the parent of nothing.
+func (p *publisher) withParents(r kvindex.Record) []kvindex.Record {
+	var out []kvindex.Record
+	for _, h := range r.Stored.Hashes {
+		parent := p.parent(r.Owner, r.Stored.Group, h)
+		if n := len(out); n > 0 {
+			s := out[n-1].Stored
+			if s.Hashes[len(s.Hashes)-1] == parent {
+				s.Hashes = append(s.Hashes, h)
+				continue
+			}
+		}
+		one := r
+		one.Stored = &kvindex.Stored{Group: r.Stored.Group, Parent: parent, Hashes: []kvindex.BlockHash{h}}
+		out = append(out, one)
 	}
 	return out
 }
 
-func compareKeys(a, b mirrorKey) int {
-	if a.group != b.group {
-		return int(a.group) - int(b.group)
-	}
-	switch {
-	case a.hash < b.hash:
-		return -1
-	case a.hash > b.hash:
-		return 1
+// parent is the block before one of a rank, 0 if no tier knows it.
+func (p *publisher) parent(o kvindex.Owner, group uint16, h kvindex.BlockHash) kvindex.BlockHash {
+	for t := range kvindex.Tier(kvindex.NumTiers) {
+		o.Tier = t
+		if m := p.mirrors[o]; m != nil {
+			if parent, ok := m.parent(group, h); ok {
+				return parent
+			}
+		}
 	}
 	return 0
 }

@@ -179,21 +179,32 @@ func (p *publisher) absorb(u update) {
 	}
 	for i := range u.records {
 		r := &u.records[i]
-		if r.Kind == kvindex.KindLearned {
-			p.lessons.add(r.Learned)
-			p.metrics.Learned.Inc()
-		} else {
-			p.mirror(r.Owner).apply(r)
+		if r.Kind == kvindex.KindStored && r.Stored.Parent == 0 && r.Owner.Tier != kvindex.Device {
+			for _, with := range p.withParents(*r) {
+				p.take(&with)
+			}
+			continue
 		}
-		if r.Kind == kvindex.KindCleared {
-			p.anchor()
-		}
-		p.queue(*r)
+		p.take(r)
 	}
 	if p.pendingHashes > maxPendingHashes {
 		p.metrics.LogOverflow.Inc()
 		p.resync()
 	}
+}
+
+// take brings one record into its mirror and the queue.
+func (p *publisher) take(r *kvindex.Record) {
+	if r.Kind == kvindex.KindLearned {
+		p.lessons.add(r.Learned)
+		p.metrics.Learned.Inc()
+	} else {
+		p.mirror(r.Owner).apply(r)
+	}
+	if r.Kind == kvindex.KindCleared {
+		p.anchor()
+	}
+	p.queue(*r)
 }
 
 // newEpoch empties the rank's owners and opens their new life with a Cleared.
@@ -203,7 +214,7 @@ func (p *publisher) newEpoch(rank uint16, epoch uint64) {
 	p.mirror(kvindex.Owner{Worker: p.worker, Rank: rank, Tier: kvindex.Device})
 	for _, o := range p.owners {
 		if o.Rank == rank {
-			clear(p.mirrors[o].blocks)
+			p.mirrors[o].clear()
 			p.queue(kvindex.Record{Owner: o, Kind: kvindex.KindCleared})
 		}
 	}
@@ -272,10 +283,8 @@ func (p *publisher) snapshot() {
 	p.metrics.Snapshots.Inc()
 	for _, o := range p.owners {
 		p.queue(kvindex.Record{Owner: o, Kind: kvindex.KindCleared})
-		for _, s := range p.mirrors[o].snapshot() {
-			for part := range splitStored(s) {
-				p.queue(kvindex.Record{Owner: o, Kind: kvindex.KindStored, Stored: &part})
-			}
+		for s := range p.mirrors[o].holds() {
+			p.queue(kvindex.Record{Owner: o, Kind: kvindex.KindStored, Stored: &s})
 		}
 	}
 	for _, l := range p.lessons.all() {

@@ -269,17 +269,52 @@ func TestMirrorSnapshot(t *testing.T) {
 			}
 		}
 		again := newMirror()
-		for _, s := range m.snapshot() {
-			if _, held := m.blocks[mirrorKey{s.Group, s.Parent}]; held {
-				if _, sent := again.blocks[mirrorKey{s.Group, s.Parent}]; !sent {
-					t.Fatalf("seed %d: block %d comes before its parent %d", seed, s.Hashes[0], s.Parent)
-				}
+		for s := range m.holds() {
+			if m.group(s.Group).Holds(s.Parent) && !again.group(s.Group).Holds(s.Parent) {
+				t.Fatalf("seed %d: block %d comes before its parent %d", seed, s.Hashes[0], s.Parent)
 			}
 			again.apply(&kvindex.Record{Kind: kvindex.KindStored, Stored: &s})
 		}
-		if fmt.Sprint(again.blocks) != fmt.Sprint(m.blocks) {
-			t.Fatalf("seed %d: got %v, want %v", seed, again.blocks, m.blocks)
+		if got, want := listMirror(again), listMirror(m); got != want {
+			t.Fatalf("seed %d: got %v, want %v", seed, got, want)
 		}
+	}
+}
+
+// listMirror writes a mirror's blocks with parents and copies, in order.
+func listMirror(m *mirror) string {
+	var list []string
+	for g, p := range m.groups {
+		for h, e := range p.All() {
+			list = append(list, fmt.Sprintf("%d/%03d:%+v", g, h, e))
+		}
+	}
+	slices.Sort(list)
+	return strings.Join(list, " ")
+}
+
+// TestLowerTierParents: an engine that offloads does not say what comes before a
+// block; the writer knows from the other tiers, also of blocks that went lately.
+func TestLowerTierParents(t *testing.T) {
+	p := newPublisher(memlog.New(memlog.Options{}), "w", 1, nil, newLoad(), NewMetrics(prometheus.NewRegistry()))
+	p.absorb(update{rank: 0, epoch: 1, records: []kvindex.Record{stored(7, 1, 2, 3, 4)}})
+	p.absorb(update{rank: 0, records: []kvindex.Record{{
+		Owner: kvindex.Owner{Worker: "w"}, Kind: kvindex.KindRemoved, Removed: &kvindex.Removed{Hashes: []kvindex.BlockHash{4}},
+	}}})
+	host := kvindex.Owner{Worker: "w", Tier: kvindex.Host}
+	p.pending = nil
+	p.absorb(update{rank: 0, records: []kvindex.Record{{
+		Owner: host, Kind: kvindex.KindStored, Stored: &kvindex.Stored{Hashes: []kvindex.BlockHash{3, 4, 1, 2, 9}},
+	}}})
+	var got []string
+	for _, r := range p.pending {
+		if r.Kind == kvindex.KindStored {
+			got = append(got, fmt.Sprint(r.Owner.Tier, *r.Stored))
+		}
+	}
+	want := "[host {0 2 [3 4]} host {0 7 [1 2]} host {0 0 [9]}]"
+	if fmt.Sprint(got) != want {
+		t.Errorf("got %v, want %v", got, want)
 	}
 }
 

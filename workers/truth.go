@@ -190,16 +190,6 @@ func (a *Agent) replayed(ctx context.Context, f *feed, t *truth, prefixes bool) 
 	return nil
 }
 
-// hashes are the mirror's blocks without their groups, sorted, each once.
-func (m *mirror) hashes() []kvindex.BlockHash {
-	out := make([]kvindex.BlockHash, 0, len(m.blocks))
-	for k := range m.blocks {
-		out = append(out, k.hash)
-	}
-	slices.Sort(out)
-	return slices.Compact(out)
-}
-
 // prefixesOf finds the prefixes whose tokens the batches tell from their
 // prompt's start, those with media left out: they cannot be asked for by ids.
 func prefixesOf(batches []batch, model string) []prefix {

@@ -9,7 +9,7 @@
 // such a block as a parent; they are at most [SpareShare] of the held ones plus
 // [MinSpares].
 //
-// [Table] is the table alone, from uint64 to uint64.
+// [Parents] keeps in the same way which block comes before each held block.
 //
 // Invariant: a name stands for one block at a time, whatever the tiers; two names
 // are the same only if all their bytes are. Copies are counted per tier.

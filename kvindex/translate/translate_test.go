@@ -74,17 +74,17 @@ func checkTable[K name](t *testing.T, x *table[K]) {
 // TestTableRandom compares a table with a Go map while it grows and shrinks.
 func TestTableRandom(t *testing.T) {
 	r := newRand(t)
-	x := NewTable(r.Uint64())
-	want := map[uint64]uint64{}
-	var keys []uint64
+	x := &table[short]{}
+	want := map[short]uint64{}
+	var keys []short
 	for round := range 60 {
 		grow := r.IntN(3) > 0
 		for range r.IntN(8000) {
-			switch k := r.Uint64() >> r.IntN(60); {
+			switch k := mix(r.Uint64()>>r.IntN(60), 1); {
 			case grow || len(keys) == 0:
 				v := r.Uint64N(50) * r.Uint64()
 				_, had := want[k]
-				if isNew := x.Put(k, v); isNew == had {
+				if isNew := x.put(k, v); isNew == had {
 					t.Fatalf("put %x: new %v, had it %v", k, isNew, had)
 				}
 				want[k] = v
@@ -94,23 +94,23 @@ func TestTableRandom(t *testing.T) {
 				k, keys[i] = keys[i], keys[len(keys)-1]
 				keys = keys[:len(keys)-1]
 				v, had := want[k]
-				got, ok := x.Delete(k)
+				got, ok := x.remove(k)
 				if ok != had || got != v {
 					t.Fatalf("delete %x: got %x, %v; want %x, %v", k, got, ok, v, had)
 				}
 				delete(want, k)
 			}
 		}
-		checkTable(t, &x.t)
-		if got := maps.Collect(x.All()); !maps.Equal(got, want) || x.Len() != len(want) {
+		checkTable(t, x)
+		if got := maps.Collect(x.all()); !maps.Equal(got, want) || x.n != len(want) {
 			t.Fatalf("round %d: %d entries, want %d", round, len(got), len(want))
 		}
 		for k, v := range want {
-			if got, ok := x.Get(k); !ok || got != v {
+			if got, ok := x.get(k); !ok || got != v {
 				t.Fatalf("get %x: %x, %v; want %x", k, got, ok, v)
 			}
 		}
-		if _, ok := x.Get(r.Uint64()); ok {
+		if _, ok := x.get(short(r.Uint64())); ok {
 			t.Fatal("found what was never put")
 		}
 	}
@@ -276,6 +276,50 @@ func compare(t *testing.T, m *Map, want naive) {
 		checkTable(t, &m.short.tiers[tier])
 		checkTable(t, &m.long.tiers[tier])
 		checkTable(t, &m.text.tiers[tier])
+	}
+}
+
+// TestParents: parents come back while a copy is there and a while longer.
+func TestParents(t *testing.T) {
+	r := newRand(t)
+	p := NewParents(r.Uint64())
+	want := map[kvindex.BlockHash]int{}
+	parent := func(b kvindex.BlockHash) kvindex.BlockHash { return b / 2 }
+	for range 50_000 {
+		b := kvindex.BlockHash(r.Uint64N(5000))
+		if r.IntN(2) == 0 {
+			want[b]++
+			if first := p.Store(b, parent(b)); first != (want[b] == 1) {
+				t.Fatalf("store %d: first %v, want copy %d", b, first, want[b])
+			}
+			continue
+		}
+		if last := p.Remove(b); last != (want[b] == 1) {
+			t.Fatalf("remove %d: last %v with %d copies", b, last, want[b])
+		}
+		want[b] = max(0, want[b]-1)
+		if got, ok := p.Parent(b); ok && got != parent(b) {
+			t.Fatalf("parent of %d: %d", b, got)
+		}
+	}
+	held := 0
+	for b, n := range want {
+		if n == 0 {
+			continue
+		}
+		held++
+		if got, ok := p.Parent(b); !ok || got != parent(b) {
+			t.Fatalf("parent of %d: %d, %v", b, got, ok)
+		}
+	}
+	for b, e := range p.All() {
+		if e.Parent != parent(b) || int(e.Copies) != want[b] {
+			t.Fatalf("%d: %+v, want %d copies", b, e, want[b])
+		}
+		held--
+	}
+	if held != 0 {
+		t.Errorf("%d blocks too few", held)
 	}
 }
 
