@@ -190,12 +190,13 @@ type step struct {
 	}
 }
 
-// stage plays a script: fake engines by name, each with an agent, one log.
+// stage plays a script: fake engines by name, each with an agent, one log, and one
+// or several readers of it, each standing for a picker.
 type stage struct {
 	t       *testing.T
 	topics  bool
-	watch   *watch
-	log     *memlog.Log
+	log     kvindex.Log // that agents write to
+	watches []*watch
 	agents  map[string]*running
 	sockets map[string]*publisherSocket
 	handled map[string]chan uint64
@@ -203,32 +204,77 @@ type stage struct {
 	markers kvindex.ChunkHash
 }
 
-// TestEventScripts plays the cases C11 to C14 through real sockets, in both
+// logs is a kind of log and how many pickers read it.
+type logs struct {
+	name    string
+	pickers int
+	// open returns a log for the agents, and a function that opens one for a picker.
+	open func(*testing.T) (kvindex.Log, func() kvindex.Log)
+}
+
+func embedded(*testing.T) (kvindex.Log, func() kvindex.Log) {
+	l := memlog.New(memlog.Options{})
+	return l, func() kvindex.Log { return l }
+}
+
+// setups are what every case is played on.
+func setups() []logs {
+	return []logs{{"one picker", 1, embedded}, {"two pickers", 2, embedded}}
+}
+
+func newStage(t *testing.T, l logs, topics bool) *stage {
+	s := &stage{
+		t: t, topics: topics, agents: map[string]*running{},
+		sockets: map[string]*publisherSocket{}, handled: map[string]chan uint64{},
+	}
+	var reader func() kvindex.Log
+	s.log, reader = l.open(t)
+	for range l.pickers {
+		s.watches = append(s.watches, newWatch(t, reader()))
+	}
+	return s
+}
+
+// await waits until every picker has seen it.
+func (s *stage) await(what string, cond func([]kvindex.Record) bool) {
+	s.t.Helper()
+	for _, w := range s.watches {
+		w.await(what, cond)
+	}
+}
+
+// The cases C11 to C14 are scripts. They are played through real sockets, in both
 // encodings and with both shapes of replay answers.
-func TestEventScripts(t *testing.T) {
-	for _, pattern := range []string{"C11-*.jsonl", "C12-*.jsonl", "C13-*.jsonl", "C14-*.jsonl"} {
-		files, err := filepath.Glob(casesDir + pattern)
-		if err != nil || len(files) == 0 {
-			t.Fatalf("%s: %d files, %v", pattern, len(files), err)
-		}
+
+func TestC11EngineRestartsInPlace(t *testing.T)      { playAll(t, "C11-*.jsonl") }
+func TestC12LostRepeatedAndLateBatches(t *testing.T) { playAll(t, "C12-*.jsonl") }
+func TestC13EverythingCleared(t *testing.T)          { playAll(t, "C13-*.jsonl") }
+func TestC14OneHashInSeveralForms(t *testing.T)      { playAll(t, "C14-*.jsonl") }
+
+// C16: a hit of one block counts, whatever characters the worker's name has.
+func TestC16OneBlock(t *testing.T) { playAll(t, "C16-*.jsonl") }
+
+func playAll(t *testing.T, pattern string) {
+	files, err := filepath.Glob(casesDir + pattern)
+	if err != nil || len(files) == 0 {
+		t.Fatalf("%s: %d files, %v", pattern, len(files), err)
+	}
+	for _, l := range setups() {
 		for _, f := range files {
 			for _, topics := range []bool{true, false} {
-				name := filepath.Base(f)
-				t.Run(fmt.Sprintf("%s/topics=%v", strings.TrimSuffix(name, ".jsonl"), topics), func(t *testing.T) {
-					play(t, name, topics)
-				})
+				if name := filepath.Base(f); strings.Count(name, ".") == 2 { // a script in an encoding
+					t.Run(fmt.Sprintf("%s/%s/topics=%v", l.name, strings.TrimSuffix(name, ".jsonl"), topics), func(t *testing.T) {
+						play(t, l, name, topics)
+					})
+				}
 			}
 		}
 	}
 }
 
-func play(t *testing.T, name string, topics bool) {
+func play(t *testing.T, l logs, name string, topics bool) {
 	steps := lines[step](t, name)[1:]
-	s := &stage{
-		t: t, topics: topics, log: memlog.New(memlog.Options{}), agents: map[string]*running{},
-		sockets: map[string]*publisherSocket{}, handled: map[string]chan uint64{},
-	}
-	s.watch = newWatch(t, s.log)
+	s := newStage(t, l, topics)
 	ranks := map[string]int{}
 	for _, st := range steps {
 		if worker, rank, _ := strings.Cut(st.From, "/"); worker != "" {
@@ -251,9 +297,20 @@ func play(t *testing.T, name string, topics bool) {
 	case strings.HasPrefix(name, "C13") && gaps != 0:
 		t.Errorf("%v gaps counted", gaps)
 	}
-	if len(s.watch.refused) > 0 {
-		t.Errorf("the log's reader refused records: %v", s.watch.refused)
+	for _, w := range s.watches {
+		if len(w.refused) > 0 {
+			t.Errorf("the log's reader refused records: %v", w.refused)
+		}
 	}
+}
+
+// idOf is a worker's name in the log: w1 of the scripts has an IPv6 address, which
+// is full of colons.
+func idOf(worker string) kvindex.WorkerID {
+	if worker == "w1" {
+		return "[2001:db8::10]:8000"
+	}
+	return kvindex.WorkerID(worker)
 }
 
 // hire starts a worker with fake engines for its ranks.
@@ -271,7 +328,7 @@ func (s *stage) hire(worker string, ranks int) {
 	}
 	e := newFakeEngine(s.t)
 	a := startAgentWith(s.t, e.URL, s.log, func(c *Config) {
-		c.WorkerID = kvindex.WorkerID(worker)
+		c.WorkerID = idOf(worker)
 		c.KVEvents, c.KVReplay = events, replay
 		c.ReplayTimeout = patience
 	}, func(a *Agent) {
@@ -284,7 +341,9 @@ func (s *stage) hire(worker string, ranks int) {
 		}
 	})
 	s.agents[worker] = a
-	s.watch.awaitReady(kvindex.WorkerID(worker), true)
+	for _, w := range s.watches {
+		w.awaitReady(idOf(worker), true)
+	}
 	for name, p := range s.sockets {
 		if name == worker || strings.HasPrefix(name, worker+"/") {
 			p.awaitSubscriber()
@@ -374,7 +433,7 @@ func (s *stage) settle(from string, seq uint64, again func()) {
 	p.put(s.t.Context(), update{records: []kvindex.Record{p.learnedRecord(&kvindex.Learned{
 		Seed: 1, Chunks: []kvindex.ChunkHash{marker}, Bytes: 64, BlockSize: 16,
 	})}})
-	s.watch.await("marker", func(rs []kvindex.Record) bool {
+	s.await("marker", func(rs []kvindex.Record) bool {
 		return has(rs, func(r *kvindex.Record) bool {
 			return r.Kind == kvindex.KindLearned && r.Learned.Chunks[0] == marker
 		})
@@ -386,37 +445,93 @@ func (s *stage) ask(i int, st step) {
 	s.t.Helper()
 	root := kvindex.Namespace{Model: "base", BlockSize: 16}.Root()
 	chain := kvindex.AppendChain(nil, root, tokensOf(st.Text), 16)
-	got := map[string]uint32{}
-	best, winner := uint32(0), ""
-	for _, m := range s.watch.index.Overlap(chain, nil) {
-		name := string(m.Worker)
-		if m.Rank > 0 {
-			name = fmt.Sprintf("%s/%d", name, m.Rank)
+	for picker, w := range s.watches {
+		got := map[string]uint32{}
+		best, winner := uint32(0), kvindex.WorkerID("")
+		for _, m := range w.index.Overlap(chain, nil) {
+			name := string(m.Worker)
+			if m.Rank > 0 {
+				name = fmt.Sprintf("%s/%d", name, m.Rank)
+			}
+			d := m.Depth[kvindex.External]
+			got[name] = d
+			if d > best {
+				best, winner = d, m.Worker
+			}
 		}
-		d := m.Depth[kvindex.External]
-		got[name] = d
-		if d > best {
-			best, winner = d, string(m.Worker)
+		for name, want := range st.Blocks {
+			worker, rank, ranked := strings.Cut(name, "/")
+			key := string(idOf(worker))
+			if ranked {
+				key += "/" + rank
+			}
+			if got[key] != want {
+				s.t.Errorf("step %d (%s): picker %d: %s has %d blocks of %q, want %d", i, st.Why, picker, name, got[key], st.Text, want)
+			}
+		}
+		if winner != idOf(st.Want) {
+			s.t.Errorf("step %d (%s): picker %d: %q wins, want %q", i, st.Why, picker, winner, st.Want)
 		}
 	}
-	for name, want := range st.Blocks {
-		if got[name] != want {
-			s.t.Errorf("step %d (%s): %s has %d blocks of %q, want %d", i, st.Why, name, got[name], st.Text, want)
+}
+
+// TestC15EventEncodings sends every row as a batch of its own. A row is counted as
+// the case says, gives the credit that it says, and harms no other.
+func TestC15EventEncodings(t *testing.T) {
+	for _, l := range setups() {
+		t.Run(l.name, func(t *testing.T) { playRows(t, l) })
+	}
+}
+
+func playRows(t *testing.T, l logs) {
+	type row struct {
+		Name, Hex string
+		Want      struct{ Applied, Bad float64 }
+		Ask       *struct {
+			Text   string
+			Blocks uint32
 		}
 	}
-	if winner != st.Want {
-		s.t.Errorf("step %d (%s): %q wins, want %q", i, st.Why, winner, st.Want)
+	s := newStage(t, l, true)
+	s.hire("w1", 1)
+	a := s.agents["w1"]
+	// An event of a medium that is left out, or behind an unknown parent, was
+	// understood all the same.
+	counts := func() (applied, bad float64) {
+		for _, label := range []string{"applied", "skipped", "unknown_parent"} {
+			applied += a.metric("kv_events_total", label)
+		}
+		return applied, a.metric("kv_events_total", "bad") + a.metric("kv_batches_total", "bad")
+	}
+	rows := lines[row](t, "C15-forms.jsonl")
+	if len(rows) != 70 {
+		t.Fatalf("%d rows", len(rows))
+	}
+	for i, r := range rows {
+		appliedBefore, badBefore := counts()
+		s.step(i, step{Do: "publish", From: "w1", Seq: uint64(i), Hex: r.Hex})
+		applied, bad := counts()
+		if applied -= appliedBefore; applied != r.Want.Applied {
+			t.Errorf("row %d, %s: %v events applied, want %v", i, r.Name, applied, r.Want.Applied)
+		}
+		if bad -= badBefore; bad != r.Want.Bad {
+			t.Errorf("row %d, %s: %v events bad, want %v", i, r.Name, bad, r.Want.Bad)
+		}
+		if r.Ask == nil {
+			continue
+		}
+		want := step{Text: r.Ask.Text, Blocks: map[string]uint32{"w1": r.Ask.Blocks}, Why: r.Name}
+		if r.Ask.Blocks > 0 {
+			want.Want = "w1"
+		}
+		s.ask(i, want)
 	}
 }
 
 // TestForeignMessages: what is not a batch of this engine is counted and changes
 // nothing.
 func TestForeignMessages(t *testing.T) {
-	s := &stage{
-		t: t, log: memlog.New(memlog.Options{}), agents: map[string]*running{},
-		sockets: map[string]*publisherSocket{}, handled: map[string]chan uint64{},
-	}
-	s.watch = newWatch(t, s.log)
+	s := newStage(t, logs{"", 1, embedded}, false)
 	s.hire("w1", 1)
 	var first, last step
 	for _, st := range lines[step](t, "C11-restart.map.jsonl")[1:] {
@@ -442,7 +557,7 @@ func TestForeignMessages(t *testing.T) {
 	if n := a.metric("kv_batches_total", "bad"); n != 1 {
 		t.Errorf("%v bad batches, want 1", n)
 	}
-	if n := len(s.watch.index.Blocks(kvindex.Owner{Worker: "w1"})); n != 9 {
+	if n := len(s.watches[0].index.Blocks(kvindex.Owner{Worker: idOf("w1")})); n != 9 {
 		t.Errorf("%d blocks, want 9", n)
 	}
 	if a.metric("engine_lives_total") != 0 {
