@@ -62,6 +62,8 @@ type Index struct {
 	freeRun uint32
 	scratch []holding
 	sweep   sweep
+	// idleFloor is idleFloor; tests have less.
+	idleFloor int
 	// blocks and idle are the sums of the runs' held and idle blocks, dead slots'
 	// included; memberships does not count those.
 	blocks, idle, runs, memberships int
@@ -106,7 +108,7 @@ func NewIndex() *Index { return NewIndexSized(0) }
 // conversations go first and shared beginnings last. What is forgotten counts as
 // not held, and in Stats.
 func NewIndexSized(maxBytes int) *Index {
-	x := &Index{owners: map[Owner]*owner{}}
+	x := &Index{owners: map[Owner]*owner{}, idleFloor: idleFloor}
 	if maxBytes > 0 {
 		x.arena.limit = max(maxBytes, 1<<20)
 	}

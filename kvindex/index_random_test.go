@@ -10,26 +10,25 @@ import (
 	"time"
 )
 
-// modelOwner is an owner as the rules tell it, without anything incremental:
-// what it holds is replayed from the accepted records.
+// modelOwner is an owner as the rules tell it: numbers and a map.
 type modelOwner struct {
 	epoch, term, last uint64
-	// waiting: records were lost; nothing but a Cleared helps.
-	waiting bool
-	// taken are the accepted records since the last reset, the Cleared included.
-	taken []Record
+	// waiting: records were lost; nothing but a Cleared helps. snapshot: nothing
+	// numbered was accepted since the last Cleared.
+	waiting, snapshot bool
+	copies            map[BlockHash]int
 }
 
 var errModelGap = errors.New("gap")
 
 // apply returns nil, errModelGap or ErrFenced.
-func (o *modelOwner) apply(r Record) error {
+func (o *modelOwner) apply(r *Record) error {
 	if r.Term < o.term || r.Epoch < o.epoch {
 		return ErrFenced
 	}
 	if r.Seq == 0 {
-		if r.Term == o.term && r.Epoch == o.epoch && o.inSnapshot() {
-			o.taken = append(o.taken, r)
+		if r.Term == o.term && r.Epoch == o.epoch && o.snapshot {
+			o.take(r)
 		}
 		return nil
 	}
@@ -39,70 +38,101 @@ func (o *modelOwner) apply(r Record) error {
 		*o = modelOwner{epoch: r.Epoch, term: r.Term}
 		other = false
 	}
-	if r.Kind == KindCleared {
-		if other || r.Seq > o.last || o.waiting && r.Seq == o.last {
-			o.last, o.waiting, o.taken = r.Seq, false, []Record{r}
-			return nil
-		}
-		if !other {
-			o.endSnapshot(r)
-			return nil
-		}
-	}
-	if !other && r.Seq <= o.last {
+	known := !other && r.Seq <= o.last
+	switch {
+	case r.Kind == KindCleared && (!known || o.waiting && r.Seq == o.last):
+		o.last, o.waiting, o.snapshot, o.copies = r.Seq, false, true, nil
 		return nil
-	}
-	if o.waiting || r.Seq != o.last+1 {
-		o.waiting, o.taken = true, nil
+	case r.Kind == KindCleared:
+		o.snapshot = false // what follows it without a number is its content, and known
+		return nil
+	case known:
+		return nil
+	case o.waiting || r.Seq != o.last+1:
+		o.waiting, o.snapshot, o.copies = true, false, nil
 		if other {
 			o.last = 0
 		}
 		return errModelGap
 	}
-	o.last = r.Seq
-	o.taken = append(o.taken, r)
+	o.last, o.snapshot = r.Seq, false
+	o.take(r)
 	return nil
 }
 
-// inSnapshot: since the last Cleared nothing numbered was accepted.
-func (o *modelOwner) inSnapshot() bool {
-	for _, r := range slices.Backward(o.taken) {
-		if r.Seq > 0 {
-			return r.Kind == KindCleared
+func (o *modelOwner) take(r *Record) {
+	switch r.Kind {
+	case KindStored:
+		if o.copies == nil {
+			o.copies = map[BlockHash]int{}
 		}
+		for _, b := range r.Stored.Hashes {
+			o.copies[b]++
+		}
+	case KindRemoved:
+		for _, b := range r.Removed.Hashes {
+			if o.copies[b] > 1 {
+				o.copies[b]--
+			} else {
+				delete(o.copies, b)
+			}
+		}
+	default:
 	}
-	return false
 }
 
-// endSnapshot notes an ignored Cleared: what follows it without a number is its
-// content, and known.
-func (o *modelOwner) endSnapshot(r Record) {
-	if o.inSnapshot() {
-		r.Kind = KindLearned // any numbered record without content
-		o.taken = append(o.taken, r)
-	}
+// forest is a set of blocks, each with one parent.
+type forest struct {
+	hash   []BlockHash
+	parent []int // -1 for none
+	depth  []int
 }
 
-// held counts the copies of each block.
-func (o *modelOwner) held() map[BlockHash]int {
-	held := map[BlockHash]int{}
-	for i := range o.taken {
-		switch r := &o.taken[i]; r.Kind {
-		case KindStored:
-			for _, b := range r.Stored.Hashes {
-				held[b]++
-			}
-		case KindRemoved:
-			for _, b := range r.Removed.Hashes {
-				held[b]--
-				if held[b] <= 0 {
-					delete(held, b)
-				}
-			}
-		default:
+// newForest has n blocks in lines that branch now and then.
+func newForest(rng *rand.Rand, n int) *forest {
+	f := &forest{}
+	for i := range n {
+		p := i - 1
+		switch k := rng.IntN(100); {
+		case k < 2:
+			p = -1
+		case k < 6 && i > 0:
+			p = rng.IntN(i)
 		}
+		depth := 0
+		if p >= 0 {
+			depth = f.depth[p] + 1
+		}
+		h := BlockHash(i + 1) // small numbers, to see that nothing depends on good ones
+		if n > 1000 {
+			h = BlockHash(rng.Uint64())
+		}
+		f.hash, f.parent, f.depth = append(f.hash, h), append(f.parent, p), append(f.depth, depth)
 	}
-	return held
+	return f
+}
+
+// path is up to n blocks that end with block i, and the one before them.
+func (f *forest) path(i, n int) (parent BlockHash, hashes []BlockHash) {
+	for ; i >= 0 && n > 0; n-- {
+		hashes = append(hashes, f.hash[i])
+		i = f.parent[i]
+	}
+	slices.Reverse(hashes)
+	if i >= 0 {
+		parent = f.hash[i]
+	}
+	return parent, hashes
+}
+
+// block is a random one, mostly of a part that moves on as time goes by, so that
+// the same ones come again.
+func (f *forest) block(rng *rand.Rand, time int) int {
+	if n := len(f.hash); rng.IntN(4) == 0 || n < 100 {
+		return rng.IntN(n)
+	} else {
+		return (time/50 + rng.IntN(n/10)) % n
+	}
 }
 
 // writer makes a plausible history of one owner, and faults in its delivery.
@@ -110,23 +140,17 @@ type writer struct {
 	owner            Owner
 	epoch, term, seq uint64
 	past, late       []Record
-}
-
-const randomBlocks = 60 // different blocks, so that copies and holes are common
-
-func someBlocks(rng *rand.Rand) []BlockHash {
-	start := rng.IntN(randomBlocks)
-	var list []BlockHash
-	for b := start; b < min(start+1+rng.IntN(8), randomBlocks); b++ {
-		list = append(list, BlockHash(b))
-	}
-	return list
+	blocks           *forest
+	long             int // blocks in an event at most
+	calm             int // how much rarer faults and resets are
+	time             int
+	asked            bool // for a snapshot, after a gap
 }
 
 // next is the records that arrive now.
 func (w *writer) next(rng *rand.Rand) []Record {
 	r := w.write(rng)
-	switch p := rng.IntN(1000); {
+	switch p := rng.IntN(1000 * w.calm); {
 	case p < 10: // lost
 		return nil
 	case p < 20: // late
@@ -148,7 +172,7 @@ func (w *writer) write(rng *rand.Rand) Record {
 		w.past = w.past[20:]
 	}
 	fresh := false
-	switch p := rng.IntN(2000); {
+	switch p := rng.IntN(2000 * w.calm); {
 	case p < 10: // a new engine
 		w.epoch, w.seq = w.epoch+1, 0
 	case p < 15: // a new agent that knows where it is
@@ -158,19 +182,20 @@ func (w *writer) write(rng *rand.Rand) Record {
 		w.seq, fresh = uint64(rng.IntN(3)), true
 	}
 	r := Record{Owner: w.owner, Epoch: w.epoch, Term: w.term}
-	switch p := rng.IntN(100); {
-	case fresh || p < 4:
-		r.Kind = KindCleared
+	w.time++
+	switch p := rng.IntN(100 * w.calm); {
+	case fresh || p < 4 || w.asked && rng.IntN(20) == 0:
+		r.Kind, w.asked = KindCleared, false
 		w.seq += uint64(rng.IntN(3))
 	case p < 8:
 		r.Kind, r.Learned = KindLearned, &Learned{}
 	case p < 12 && w.seq > 0: // a part of a snapshot
-		r.Kind, r.Stored = KindStored, &Stored{Hashes: someBlocks(rng)}
+		r.Kind, r.Stored = KindStored, w.stored(rng)
 		return r
-	case p < 65:
-		r.Kind, r.Stored = KindStored, &Stored{Hashes: someBlocks(rng)}
+	case rng.IntN(88) < 53:
+		r.Kind, r.Stored = KindStored, w.stored(rng)
 	default:
-		r.Kind, r.Removed = KindRemoved, &Removed{Hashes: someBlocks(rng)}
+		r.Kind, r.Removed = KindRemoved, &Removed{Hashes: w.removed(rng)}
 	}
 	w.seq++
 	r.Seq = w.seq
@@ -178,74 +203,168 @@ func (w *writer) write(rng *rand.Rand) Record {
 	return r
 }
 
-// A quarter of a million random events, faults included, against the model.
-func TestIndexRandomHistory(t *testing.T) {
-	seed := uint64(time.Now().UnixNano())
-	t.Logf("seed %d", seed)
-	rng := rand.New(rand.NewPCG(seed, 0))
-	x := NewIndex()
-	model := map[Owner]*modelOwner{}
-	var writers []*writer
-	for i := range 18 {
-		o := Owner{WorkerID(fmt.Sprintf("w%d", i/6)), uint16(i / 3 % 2), Tier(i % 3)}
-		writers = append(writers, &writer{owner: o, epoch: 1, term: 1})
+func (w *writer) stored(rng *rand.Rand) *Stored {
+	parent, hashes := w.blocks.path(w.blocks.block(rng, w.time), 1+rng.IntN(w.long))
+	if rng.IntN(10) == 0 {
+		parent = 0 // a writer need not know it
 	}
-	refused := map[string]int{}
-	for event := 0; event < 250_000; {
-		if rng.IntN(20_000) == 0 {
-			w := writers[rng.IntN(len(writers))].owner.Worker
-			x.Drop(w)
-			for o := range model {
-				if o.Worker == w {
-					delete(model, o)
-				}
-			}
-		}
-		for _, r := range writers[rng.IntN(len(writers))].next(rng) {
-			event++
-			if model[r.Owner] == nil {
-				model[r.Owner] = &modelOwner{}
-			}
-			want, got := model[r.Owner].apply(r), x.Apply(&r)
-			var gap *GapError
-			if (want == nil) != (got == nil) || errors.Is(want, ErrFenced) != errors.Is(got, ErrFenced) ||
-				errors.Is(want, errModelGap) != errors.As(got, &gap) {
-				t.Fatalf("event %d, %s seq %d of %s: got %v, want %v", event, r.Kind, r.Seq, r.Owner, got, want)
-			}
-			if want != nil {
-				refused[want.Error()]++
-			}
-			if event%500 == 0 {
-				compareIndex(t, rng, x, model)
-			}
-		}
-	}
-	t.Logf("refused: %v; %+v", refused, x.Stats())
+	return &Stored{Parent: parent, Hashes: hashes}
 }
 
-func compareIndex(t *testing.T, rng *rand.Rand, x *Index, model map[Owner]*modelOwner) {
-	t.Helper()
-	held := map[Owner]map[BlockHash]int{}
+// removed are blocks in a row, backwards or forwards, or here and there.
+func (w *writer) removed(rng *rand.Rand) []BlockHash {
+	n := 1 + rng.IntN(w.long)
+	_, hashes := w.blocks.path(w.blocks.block(rng, w.time), n)
+	switch rng.IntN(5) {
+	case 0:
+	case 1:
+		for i := range hashes {
+			hashes[i] = w.blocks.hash[w.blocks.block(rng, w.time)]
+		}
+	default:
+		slices.Reverse(hashes)
+	}
+	return hashes
+}
+
+// setting is a random history: some workers with some owners each, over some blocks.
+type setting struct {
+	blocks, workers, long, calm int
+}
+
+// history runs a setting in an index and in the model.
+type history struct {
+	t       *testing.T
+	rng     *rand.Rand
+	x       *Index
+	model   map[Owner]*modelOwner
+	writers []*writer
+	blocks  *forest
+	event   int
+	refused map[string]int
+}
+
+func newHistory(t *testing.T, seed uint64, c setting, x *Index) *history {
+	rng := rand.New(rand.NewPCG(seed, uint64(c.blocks)))
+	h := &history{t: t, rng: rng, x: x, model: map[Owner]*modelOwner{}, blocks: newForest(rng, c.blocks), refused: map[string]int{}}
+	for i := range c.workers * 6 {
+		o := Owner{WorkerID(fmt.Sprintf("w%d", i/6)), uint16(i / 3 % 2), Tier(i % 3)}
+		h.writers = append(h.writers, &writer{owner: o, epoch: 1, term: 1, blocks: h.blocks, long: c.long, calm: c.calm})
+	}
+	return h
+}
+
+// step lets one writer write, or drops a worker.
+func (h *history) step() {
+	if h.rng.IntN(20_000) == 0 {
+		w := h.writers[h.rng.IntN(len(h.writers))].owner.Worker
+		h.x.Drop(w)
+		for o := range h.model {
+			if o.Worker == w {
+				delete(h.model, o)
+			}
+		}
+	}
+	w := h.writers[h.rng.IntN(len(h.writers))]
+	for _, r := range w.next(h.rng) {
+		h.event++
+		if h.model[r.Owner] == nil {
+			h.model[r.Owner] = &modelOwner{}
+		}
+		want, got := h.model[r.Owner].apply(&r), h.x.Apply(&r)
+		var gap *GapError
+		if (want == nil) != (got == nil) || errors.Is(want, ErrFenced) != errors.Is(got, ErrFenced) ||
+			errors.Is(want, errModelGap) != errors.As(got, &gap) {
+			h.t.Fatalf("event %d, %s seq %d of %s: got %v, want %v", h.event, r.Kind, r.Seq, r.Owner, got, want)
+		}
+		if want != nil {
+			h.refused[want.Error()]++
+			w.asked = true
+		}
+	}
+}
+
+// ask compares the answers for a random chain, mostly one from a prompt's start.
+func (h *history) ask() {
+	n := h.rng.IntN(40)
+	if h.rng.IntN(4) > 0 {
+		n = len(h.blocks.hash)
+	}
+	_, chain := h.blocks.path(h.blocks.block(h.rng, h.event/len(h.writers)), n)
+	if len(chain) > 0 && h.rng.IntN(4) == 0 { // the prompt goes on differently
+		chain[h.rng.IntN(len(chain))] = BlockHash(1 << 63)
+		if i := slices.Index(chain, 1<<63); i >= 0 {
+			chain = chain[:i+1]
+		}
+	}
+	if got, want := sorted(h.x.Overlap(chain, nil)), modelOverlap(h.model, chain); !slices.Equal(got, want) {
+		h.t.Fatalf("event %d: overlap of %v: got %v, want %v", h.event, chain, got, want)
+	}
+}
+
+// compare compares everything.
+func (h *history) compare() {
+	h.t.Helper()
 	blocks, members := map[BlockHash]bool{}, 0
-	for o, m := range model {
-		held[o] = m.held()
+	for o, m := range h.model {
 		var want []BlockHash
-		for b := range held[o] {
+		for b := range m.copies {
 			want = append(want, b)
 			blocks[b] = true
 			members++
 		}
 		slices.Sort(want)
-		if got := x.Blocks(o); !slices.Equal(got, want) {
-			t.Fatalf("%s holds: got %v, want %v", o, got, want)
+		if got := h.x.Blocks(o); !slices.Equal(got, want) {
+			h.t.Fatalf("event %d: %s holds: got %v, want %v", h.event, o, got, want)
 		}
 	}
-	if s := x.Stats(); s.Blocks != len(blocks) || s.Memberships != members || s.Owners != len(model) {
-		t.Fatalf("stats: got %+v, want %d blocks, %d memberships, %d owners", s, len(blocks), members, len(model))
+	checkIndex(h.t, h.x)
+	if s := h.x.Stats(); s.Blocks != len(blocks) || s.Memberships != members || s.Owners != len(h.model) {
+		h.t.Fatalf("event %d: stats: got %+v, want %d blocks, %d memberships, %d owners", h.event, s, len(blocks), members, len(h.model))
 	}
-	chain := someBlocks(rng)
-	if got, want := sorted(x.Overlap(chain, nil)), modelOverlap(held, chain); !slices.Equal(got, want) {
-		t.Fatalf("overlap of %v: got %v, want %v", chain, got, want)
+	for _, s := range h.x.Owners() {
+		m := h.model[s.Owner]
+		if m == nil || s.Epoch != m.epoch || s.Term != m.term || s.Seq != m.last || s.Doubtful != m.waiting || s.Blocks != len(m.copies) {
+			h.t.Fatalf("event %d: owner: got %+v, want %+v", h.event, s, m)
+		}
+	}
+	checkIndex(h.t, h.x)
+}
+
+// A million random events, faults included, against the model: few blocks, where
+// everything happens to every block, and many, where structures grow. With the
+// race detector there are fewer.
+func TestIndexMillion(t *testing.T) {
+	events := 1_000_000
+	if raceEnabled {
+		events = 60_000
+	}
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d, %d events", seed, events)
+	settings := []setting{
+		{blocks: 5, workers: 1, long: 5, calm: 1},
+		{blocks: 60, workers: 3, long: 8, calm: 1},
+		{blocks: 60, workers: 3, long: 8, calm: 50},
+		{blocks: 400, workers: 10, long: 30, calm: 10},
+		{blocks: 3000, workers: 2, long: 200, calm: 200},
+		{blocks: 50_000, workers: 5, long: 60, calm: 1000},
+	}
+	for i, c := range settings {
+		x := NewIndex()
+		x.idleFloor = []int{0, 0, 10, 0, 100, idleFloor}[i]
+		h := newHistory(t, seed, c, x)
+		every := 500 + c.blocks
+		for h.event < events/len(settings) {
+			h.step()
+			if h.rng.IntN(20) == 0 {
+				h.ask()
+			}
+			if h.rng.IntN(every) == 0 {
+				h.compare()
+			}
+		}
+		h.compare()
+		t.Logf("%+v: refused: %v; %+v", c, h.refused, h.x.Stats())
 	}
 }
 
@@ -261,9 +380,9 @@ func sorted(list []Match) []Match {
 }
 
 // modelOverlap counts for each rank and tier separately.
-func modelOverlap(held map[Owner]map[BlockHash]int, chain []BlockHash) []Match {
+func modelOverlap(model map[Owner]*modelOwner, chain []BlockHash) []Match {
 	ranks := map[seatKey]bool{}
-	for o := range held {
+	for o := range model {
 		ranks[seatKey{o.Worker, o.Rank}] = true
 	}
 	var out []Match
@@ -273,7 +392,8 @@ func modelOverlap(held map[Owner]map[BlockHash]int, chain []BlockHash) []Match {
 			for _, b := range chain {
 				found := false
 				for faster := Tier(0); faster <= t; faster++ {
-					found = found || held[Owner{k.worker, k.rank, faster}][b] > 0
+					o := model[Owner{k.worker, k.rank, faster}]
+					found = found || o != nil && o.copies[b] > 0
 				}
 				if !found {
 					break
@@ -285,8 +405,5 @@ func modelOverlap(held map[Owner]map[BlockHash]int, chain []BlockHash) []Match {
 			out = append(out, m)
 		}
 	}
-	slices.SortFunc(out, func(a, b Match) int {
-		return cmp.Or(cmp.Compare(a.Worker, b.Worker), cmp.Compare(a.Rank, b.Rank))
-	})
-	return out
+	return sorted(out)
 }

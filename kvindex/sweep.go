@@ -39,7 +39,7 @@ func (x *Index) untidy() bool {
 	return len(x.seats.dying) > 0 || x.idleTooMany() || x.short()
 }
 
-func (x *Index) idleTooMany() bool { return x.idle > x.blocks/idleShare+idleFloor }
+func (x *Index) idleTooMany() bool { return x.idle > x.blocks/idleShare+x.idleFloor }
 
 // sweepNext visits the next run and returns how many blocks it has cut off.
 func (x *Index) sweepNext() int {
