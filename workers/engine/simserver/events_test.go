@@ -298,3 +298,25 @@ func TestBadReplayRequest(t *testing.T) {
 		t.Errorf("answer %+v, %v; want the end mark", b, err)
 	}
 }
+
+// TestReorder checks that a batch can arrive after the one that follows it.
+func TestReorder(t *testing.T) {
+	s := start(t, func(c *Config) { c.Events, c.Replay = "tcp://127.0.0.1:0", "tcp://127.0.0.1:0" })
+	m := newMirror(t, s)
+	setFault(t, s, `{"kind":"reorder-events","count":2}`)
+	for range 6 {
+		s.pub.publish(nil)
+	}
+	setFault(t, s, `{"kind":"reorder-events","count":1}`)
+	s.pub.publish(nil)
+	setFault(t, s, `{"kind":"none"}`) // sends what waits for a successor
+	for i, want := range []uint64{1, 0, 3, 2, 4, 5, 6} {
+		msg, err := m.sub.Recv()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if b, err := enginewire.ParseLive(msg.Frames); err != nil || b.Seq != want {
+			t.Errorf("message %d has number %d, want %d (%v)", i, b.Seq, want, err)
+		}
+	}
+}

@@ -8,12 +8,13 @@ import (
 
 // faultRequest is the body of /sim/fault.
 type faultRequest struct {
-	// Kind is crash, hang, slow, drop-events, garbage, restart or none. none ends
-	// hang, slow, drop-events and garbage.
+	// Kind is crash, hang, slow, drop-events, reorder-events, garbage, restart or
+	// none. none ends hang, slow, drop-events, reorder-events and garbage.
 	Kind string `json:"kind"`
 	// Factor is how many times longer steps take (slow); above 0.
 	Factor float64 `json:"factor"`
-	// Count is for how many batches (drop-events) or requests (garbage).
+	// Count is for how many batches (drop-events, reorder-events) or requests
+	// (garbage).
 	Count int `json:"count"`
 	// Forget keeps dropped batches from the replay ring too.
 	Forget bool `json:"forget"`
@@ -126,14 +127,17 @@ func (s *Server) fault(w http.ResponseWriter, r *http.Request) error {
 			return badRequest("factor", "factor must be above 0 and at most 1e6, got %v.", in.Factor)
 		}
 		rate /= in.Factor
-	case "drop-events", "garbage":
+	case "drop-events", "reorder-events", "garbage":
 		if in.Count < 1 {
 			return badRequest("count", "count must be at least 1, got %d.", in.Count)
 		}
-		if in.Kind == "garbage" {
+		switch in.Kind {
+		case "garbage":
 			s.faults.setGarbage(in.Count)
-		} else {
+		case "drop-events":
 			s.pub.lose(in.Count, in.Forget)
+		default:
+			s.pub.reorder(in.Count)
 		}
 		return writeJSON(w, http.StatusOK, in)
 	case "restart":
@@ -145,8 +149,9 @@ func (s *Server) fault(w http.ResponseWriter, r *http.Request) error {
 	case "none":
 		s.faults.clear()
 		s.pub.lose(0, false)
+		s.pub.reorder(0)
 	default:
-		return badRequest("kind", "kind must be crash, hang, slow, drop-events, garbage, restart or none, got %.40q.", in.Kind)
+		return badRequest("kind", "kind must be crash, hang, slow, drop-events, reorder-events, garbage, restart or none, got %.40q.", in.Kind)
 	}
 	if err := s.engine.do(r.Context(), func() { s.engine.clock.setRate(rate) }); err != nil {
 		return err

@@ -38,6 +38,8 @@ type publisher struct {
 	ring   [][]byte // payload of number n at n % ringSize; nil where forgotten
 	drop   int      // batches not to send
 	forget bool     // dropped batches are missing from the ring too
+	swap   int      // batches to send after the next one
+	late   *zmq4.Msg
 }
 
 func newPublisher(form enginewire.Form, blockSize int) *publisher {
@@ -73,9 +75,25 @@ func (p *publisher) publish(events []sim.Event) {
 	if p.pub == nil || lost {
 		return
 	}
-	// A PUB socket queues and drops; the only error it has is a closed socket,
-	// and the engine's goroutine ends before the socket does.
-	_ = p.pub.SendMulti(zmq4.NewMsgFrom([]byte(p.topic), enginewire.Seq(seq), payload))
+	msg := zmq4.NewMsgFrom([]byte(p.topic), enginewire.Seq(seq), payload)
+	if p.swap > 0 && p.late == nil {
+		p.swap--
+		p.late = &msg
+		return
+	}
+	p.send(msg)
+	p.sendLate()
+}
+
+// send passes a batch to the socket. A PUB socket queues and drops; the only error
+// it has is a closed socket, and the engine's goroutine ends before the socket does.
+func (p *publisher) send(msg zmq4.Msg) { _ = p.pub.SendMulti(msg) }
+
+func (p *publisher) sendLate() {
+	if p.late != nil {
+		p.send(*p.late)
+		p.late = nil
+	}
 }
 
 // wireEvent is the event as vLLM describes it.
@@ -105,7 +123,7 @@ func wireEvent(ev *sim.Event, blockSize int) enginewire.Event {
 func (p *publisher) restart() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.seq, p.drop, p.ring = 0, 0, p.ring[:0]
+	p.seq, p.drop, p.ring, p.swap, p.late = 0, 0, p.ring[:0], 0, nil
 }
 
 // next is the number that the next batch will have.
@@ -120,6 +138,17 @@ func (p *publisher) lose(n int, forget bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.drop, p.forget = n, forget
+}
+
+// reorder makes each of the next n batches that can be sent follow its successor;
+// with 0 what is held back is sent.
+func (p *publisher) reorder(n int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.swap = n
+	if n == 0 {
+		p.sendLate()
+	}
 }
 
 // numbered is a batch of the ring.
