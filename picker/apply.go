@@ -18,6 +18,9 @@ func (p *Pool) Apply(r *kvindex.Record, now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	defer p.sweep(now)
+	if p.base.IsZero() {
+		p.base = now
+	}
 	if r.Kind == kvindex.KindBooking {
 		p.hear(r, now)
 		return
@@ -26,6 +29,7 @@ func (p *Pool) Apply(r *kvindex.Record, now time.Time) {
 	if r.Owner.Tier != kvindex.Device {
 		if w != nil {
 			w.heard = now // other tiers have epochs and terms of their own
+			w.touch()
 		}
 		return
 	}
@@ -44,6 +48,7 @@ func (p *Pool) Apply(r *kvindex.Record, now time.Time) {
 		w.forget()
 	}
 	w.epoch, w.term, w.heard = r.Epoch, r.Term, now
+	w.touch()
 	switch {
 	case r.Kind == kvindex.KindHello && r.Hello != nil:
 		p.hello(w, r.Hello)
@@ -56,15 +61,17 @@ func (p *Pool) Apply(r *kvindex.Record, now time.Time) {
 }
 
 func (p *Pool) insert(o kvindex.Owner) *worker {
-	w := &worker{id: o.Worker, rank: o.Rank, chunk: p.config.ChunkTokens}
+	w := &worker{pool: p, id: o.Worker, rank: o.Rank, chunk: p.config.ChunkTokens}
 	i, _ := p.find(o.Worker, o.Rank)
 	p.workers = slices.Insert(p.workers, i, w)
+	p.moved = true
 	return w
 }
 
 func (p *Pool) remove(i int, now time.Time) {
 	p.liftFrom(p.workers[i], now)
 	p.workers = slices.Delete(p.workers, i, i+1)
+	p.moved = true
 }
 
 // liftFrom takes all legs off w. Their bookings stay until they are closed.
@@ -80,15 +87,27 @@ func (p *Pool) liftFrom(w *worker, now time.Time) {
 }
 
 func (p *Pool) hello(w *worker, h *kvindex.Hello) {
+	w.lease = p.config.DefaultLease
+	if h.LeaseMs > 0 {
+		w.lease = time.Duration(h.LeaseMs) * time.Millisecond
+	}
+	w.hello.Ready = h.Ready
+	if same(&w.hello, h) && w.deployed != "" {
+		return // a heartbeat
+	}
 	d := p.deployment(h.Deployment)
 	w.deployed, w.kvBytes = d.Name, d.KVBytesPerToken
 	w.timing = d.Timing().Scaled(1 / p.config.TimeScale)
 	w.hello = *h
 	w.hello.Served, w.hello.Adapters = slices.Clone(h.Served), slices.Clone(h.Adapters)
-	w.lease = p.config.DefaultLease
-	if h.LeaseMs > 0 {
-		w.lease = time.Duration(h.LeaseMs) * time.Millisecond
-	}
+	p.moved = true
+}
+
+// same reports whether two introductions say the same of what matters to a pick,
+// but for Ready.
+func same(a, b *kvindex.Hello) bool {
+	return a.Address == b.Address && a.Role == b.Role && a.Model == b.Model && a.BlockSize == b.BlockSize &&
+		a.Deployment == b.Deployment && slices.Equal(a.Served, b.Served) && slices.Equal(a.Adapters, b.Adapters)
 }
 
 // deployment is the one of that name, else the default one, else the first.
@@ -154,6 +173,7 @@ func (p *Pool) firstToken(w *worker, id string, since, now time.Time) {
 		return
 	}
 	w.queue.finish(l, w.rates(), since, now)
+	w.touch()
 	if l == &b.decode {
 		b.prefill.over(now)
 	}

@@ -64,6 +64,7 @@ func (l *leg) place(w *worker, now time.Time) {
 	if l.uncached > 0 {
 		w.queue.push(l, w.rates(), now)
 	}
+	w.touch()
 }
 
 // accept marks a placed leg as included in its worker's figures.
@@ -97,6 +98,7 @@ func (l *leg) lift(now time.Time) {
 		}
 	}
 	l.on, l.accepted = nil, false
+	w.touch()
 }
 
 // over lifts a leg that its worker is done with: announcements of it are late.

@@ -1,7 +1,7 @@
 package picker
 
 import (
-	"encoding/binary"
+	"math"
 	"slices"
 
 	"github.com/zeebo/xxh3"
@@ -13,182 +13,130 @@ const (
 	prefillLeg = 1
 )
 
-// choosePrefill is the place in costs of the worker for the prefill leg; -1 if
-// there is none.
-func (k *picking) choosePrefill() int {
-	return k.byPolicy(prefillLeg, func(c *Cost) bool { return c.Excluded == outPrefill })
-}
-
-// choose is the place in costs of the target, alone or with the prefill worker.
+// choose fills in the choice among the candidates that [picking.price] found.
 // PolicyKV takes the least total; a pair must be cheaper than staying local by
 // more than the set-up of a transfer, since the hand-off is one more thing that
 // can fail. The other policies use prefill workers wherever there are any.
-func (k *picking) choose() int {
-	local := k.byPolicy(decodeLeg, func(c *Cost) bool { return c.Excluded == "" && c.Prefill == nil })
-	pairs := k.costs[len(k.fleet.Endpoints):]
-	if len(pairs) == 0 {
-		return local
+func (k *picking) choose() {
+	c := &k.choice
+	if k.policy == PolicyRoundRobin || k.policy == PolicyRandom {
+		c.local, c.prefill = k.byTurn(decodeLeg, notOut), k.byTurn(prefillLeg, outPrefill)
 	}
-	if k.policy != PolicyKV {
-		target := k.costs[local].Target
-		return len(k.fleet.Endpoints) + slices.IndexFunc(pairs, func(c Cost) bool { return c.Target == target })
+	if k.req.Model == "" {
+		c.prefill = -1
 	}
-	pair := k.byPolicy(decodeLeg, func(c *Cost) bool { return c.Prefill != nil })
-	if k.costs[pair].Total+k.fleet.Transfer.SetupMs < k.costs[local].Total {
-		return pair
-	}
-	return local
-}
-
-// byPolicy applies the policy to the costs for which in is true; -1 if there
-// are none.
-func (k *picking) byPolicy(leg byte, in func(*Cost) bool) int {
-	switch k.policy {
-	case PolicyRoundRobin:
-		return k.nth(k.req.Turn, in)
-	case PolicyRandom:
-		return k.nth(xxh3.HashSeed([]byte{leg}, k.seed), in)
-	case PolicyLeastRequests:
-		return k.least(in, func(i int) float64 { return float64(k.fleet.Endpoints[i].Requests) })
+	c.target = c.local
+	switch {
+	case c.prefill < 0:
+	case k.policy != PolicyKV:
+		c.paired, c.remote = c.local, true
 	default:
-		return k.least(in, func(i int) float64 { return k.costs[i].Total })
+		leg := k.leg(c.prefill, &k.board.candidates[c.prefill])
+		c.paired = k.bestPair(leg)
+		if k.pair(leg, c.paired)+k.fleet.Transfer.SetupMs < k.totals[c.local] {
+			c.target, c.remote = c.paired, true
+		}
 	}
+	c.reason = k.reason()
+	k.backUp()
 }
 
-// nth is the (turn mod n)-th of the n costs for which in is true.
-func (k *picking) nth(turn uint64, in func(*Cost) bool) int {
+// byTurn is the target, or the prefill worker, whose turn it is.
+func (k *picking) byTurn(leg byte, out exclusion) int {
 	n := uint64(0)
-	for i := range k.costs {
-		if in(&k.costs[i]) {
+	for _, o := range k.out {
+		if o == out {
 			n++
 		}
 	}
 	if n == 0 {
 		return -1
 	}
+	turn := k.turn
+	if k.policy == PolicyRandom {
+		turn = xxh3.HashSeed([]byte{leg}, k.seed)
+	}
 	turn %= n
-	for i := range k.costs {
-		if !in(&k.costs[i]) {
-			continue
-		}
-		if turn == 0 {
-			return i
+	return slices.IndexFunc(k.out, func(o exclusion) bool {
+		if o != out {
+			return false
 		}
 		turn--
-	}
-	return -1
+		return turn == math.MaxUint64
+	})
 }
 
-// least is the place of the smallest value among the costs for which in is
-// true; equal ones are ordered by a hash of the request's ID and the target.
-func (k *picking) least(in func(*Cost) bool, value func(int) float64) int {
-	best, bestValue := -1, 0.0
-	for i := range k.costs {
-		if !in(&k.costs[i]) {
-			continue
-		}
-		v := value(i)
-		if best < 0 || v < bestValue || v == bestValue && k.tie(i) < k.tie(best) {
-			best, bestValue = i, v
+// bestPair is the best target after the prefill leg.
+func (k *picking) bestPair(leg float64) int {
+	b := noBest()
+	for i := range k.board.candidates {
+		if k.out[i] == notOut {
+			b.offer(i, k.pair(leg, i), k.board.candidates[i].key, k.seed)
 		}
 	}
-	return best
+	return b.at
 }
 
-// tie is the rank of a candidate among equals: the hash of the request's ID,
-// the worker and its rank.
-func (k *picking) tie(i int) uint64 {
-	t := &k.costs[i].Target
-	var rank [2]byte
-	binary.LittleEndian.PutUint16(rank[:], t.Rank)
-	return xxh3.HashSeed(rank[:], xxh3.HashStringSeed(string(t.Worker), k.seed))
-}
-
-// plan is the answer with costs[best] chosen.
-func (k *picking) plan(best int) Plan {
-	c := k.costs[best]
-	p := Plan{
-		Request: k.req.ID, Decode: c.Target, Prefill: c.Prefill,
-		ISL: k.req.ISL, Cached: c.Cached, TTFTMs: c.TTFT(), Reason: k.reason(&c),
-	}
-	p.Fallbacks = k.fallbacks(c.Target)
-	copy(k.costs[1:best+1], k.costs[:best])
-	k.costs[0] = c
-	p.Costs = excludedLast(k.costs)
-	return p
-}
-
-func (k *picking) reason(chosen *Cost) Reason {
-	if k.policy != PolicyKV {
+func (k *picking) reason() Reason {
+	c := &k.choice
+	switch {
+	case k.policy != PolicyKV:
 		return ReasonPolicy
-	}
-	if chosen.Prefill != nil {
+	case c.remote:
 		return ReasonRemote
-	}
-	for i := range k.fleet.Endpoints {
-		if k.costs[i].Excluded == "" && k.costs[i].Cached > chosen.Cached {
-			return ReasonSpill
-		}
-	}
-	if chosen.Cached > 0 {
+	case c.most >= 0 && k.cached[c.most] > k.cached[c.target]:
+		return ReasonSpill
+	case k.cached[c.target] > 0:
 		return ReasonCached
+	default:
+		return ReasonLeastCost
 	}
-	return ReasonLeastCost
 }
 
-// fallbacks are the next best addresses for when the target does not answer:
+// backUp finds the next best addresses for when the target does not answer:
 // hosts not named yet come first, since a dead node takes all its ports with it.
-func (k *picking) fallbacks(target Target) []Target {
-	if k.fleet.Fallbacks < 1 {
-		return nil
-	}
-	named := make([]Target, 1, k.fleet.Fallbacks+1)
-	named[0] = target
-	unnamed := func(c *Cost) bool {
-		return c.Excluded == "" && c.Prefill == nil &&
-			!slices.ContainsFunc(named, func(t Target) bool { return t.Address == c.Target.Address })
-	}
-	otherHost := func(c *Cost) bool {
-		return unnamed(c) && !slices.ContainsFunc(named, func(t Target) bool { return host(t.Address) == host(c.Target.Address) })
-	}
-	total := func(i int) float64 { return k.costs[i].Total }
-	for len(named) <= k.fleet.Fallbacks {
-		next := k.least(otherHost, total)
-		if next < 0 {
-			next = k.least(unnamed, total)
+func (k *picking) backUp() {
+	c := &k.choice
+	sameHost := false
+	for c.backups < min(k.fleet.Fallbacks, maxFallbacks) {
+		next := k.nextBest(sameHost)
+		switch {
+		case next >= 0:
+			c.fallbacks[c.backups] = int32(next)
+			c.backups++
+		case sameHost:
+			return
+		default:
+			sameHost = true
 		}
-		if next < 0 {
-			break
-		}
-		named = append(named, k.costs[next].Target)
 	}
-	return named[1:]
 }
 
-// host is an address without its port.
-func host(address string) string {
-	for i := len(address) - 1; i >= 0; i-- {
-		if address[i] == ':' {
-			return address[:i]
-		}
-	}
-	return address
-}
-
-// excludedLast moves the excluded costs to the end and keeps the order otherwise.
-func excludedLast(costs []Cost) []Cost {
-	first := slices.IndexFunc(costs, func(c Cost) bool { return c.Excluded != "" })
-	if first < 0 {
-		return costs
-	}
-	var out []Cost
-	in := costs[:first]
-	for i := first; i < len(costs); i++ {
-		if costs[i].Excluded == "" {
-			in = append(in, costs[i])
+// nextBest is the best target whose host, or else whose address, is not named.
+func (k *picking) nextBest(sameHost bool) int {
+	b := noBest()
+	for i, total := range k.totals {
+		if total > b.value || k.out[i] != notOut || k.named(i, sameHost) {
 			continue
 		}
-		out = append(out, costs[i])
+		b.offer(i, total, k.board.candidates[i].key, k.seed)
 	}
-	return append(in, out...)
+	return b.at
+}
+
+func (k *picking) named(i int, sameHost bool) bool {
+	p, c := &k.board.places[i], &k.choice
+	same := func(other int) bool {
+		o := &k.board.places[other]
+		return o.address == p.address || !sameHost && o.host == p.host
+	}
+	if same(c.target) {
+		return true
+	}
+	for _, other := range c.fallbacks[:c.backups] {
+		if same(int(other)) {
+			return true
+		}
+	}
+	return false
 }

@@ -1,7 +1,6 @@
 package picker
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"math"
@@ -308,11 +307,7 @@ func checkCosts(req *Request, f *Fleet, p *Plan) error {
 	return nil
 }
 
-func naiveTie(req *Request, t Target) uint64 {
-	var rank [2]byte
-	binary.LittleEndian.PutUint16(rank[:], t.Rank)
-	return xxh3.HashSeed(rank[:], xxh3.HashSeed([]byte(t.Worker), xxh3.HashString(req.ID)))
-}
+func naiveTie(req *Request, t Target) uint64 { return tie(tieKey(&t), xxh3.HashString(req.ID)) }
 
 // checkFallbacks sorts the other candidates and takes new hosts first, then new
 // addresses.

@@ -2,8 +2,8 @@ package picker
 
 import (
 	"cmp"
+	"math"
 	"slices"
-	"sort"
 
 	"github.com/zeebo/xxh3"
 
@@ -17,193 +17,282 @@ import (
 // by their limits and, as targets, as prefill-only workers, in that order. What
 // is left is priced and the policy chooses. With prefill workers, one that
 // prefills for another is a candidate too (see [picking.pair]).
+//
+// The plan lists every candidate. [Pool.Pick] decides by the same code over
+// figures that it keeps up to date.
 func Pick(req *Request, fleet *Fleet) Plan {
-	k := picking{req: req, fleet: fleet, policy: cmp.Or(req.Policy, fleet.Policy, PolicyKV), seed: xxh3.HashString(req.ID)}
-	k.costs = make([]Cost, len(fleet.Endpoints), k.room())
-	k.filter()
-	if reason := k.refusal(); reason != "" {
-		return k.refuse(reason)
+	b := board{
+		candidates: make([]candidate, 0, len(fleet.Endpoints)), places: make([]place, 0, len(fleet.Endpoints)),
+		classes: make([]class, 0, maxShare), menus: make([]menu, 0, maxShare),
 	}
-	k.credit()
-	k.adapter = k.isAdapter()
 	for i := range fleet.Endpoints {
-		k.price(i)
+		b.add(&fleet.Endpoints[i])
 	}
-	k.addPairs()
-	return k.plan(k.choose())
+	k := picking{board: &b}
+	k.begin(req, fleet, req.Turn)
+	if req.HasSubset {
+		for i := range b.places {
+			k.in[i] = slices.Contains(req.Subset, b.places[i].Address)
+		}
+	}
+	k.decide()
+	return k.plan(math.MaxInt)
 }
 
-// picking is one call of Pick.
+// picking is one call of Pick. Its slices are used again by the next.
 type picking struct {
-	req    *Request
+	board *board
+	req   *Request
+	// fleet is what holds for all candidates; its Endpoints are not read.
 	fleet  *Fleet
 	policy Policy
+	turn   uint64
 	seed   uint64 // of the ties
-	// adapter: the request's model is an adapter that workers may have to load.
-	adapter bool
-	// costs[i] is fleet.Endpoints[i] alone; pairs of a prefill worker and a
-	// target follow.
-	costs []Cost
+
+	// in are the candidates within the subset, if the request has one.
+	in []bool
+	// cached are tokens that need no prefill, credited the places that have any.
+	cached   []int32
+	credited []int32
+	rates    []rate  // of each class
+	offers   []offer // of each menu
+	out      []exclusion
+	// totals are the prices alone, infinite for those that are no targets.
+	totals []float64
+
+	choice choice
 }
 
-// Why a candidate is out. The prefill-only workers that nothing else rules out
-// are the candidates for the prefill leg.
-const (
-	outSubset   = "not in the subset"
-	outRelay    = "relay"
-	outNotReady = "not ready"
-	outModel    = "other model"
-	outRequests = "request limit"
-	outQueue    = "queue limit"
-	outPrefill  = "prefill only"
-)
+// rate is what a class charges for the whole prompt, in ms.
+type rate struct{ compute, decode, transfer float64 }
 
-// room is the most costs there can be: every endpoint alone, and after a prefill
-// worker if there is one.
-func (k *picking) room() int {
-	n := len(k.fleet.Endpoints)
-	for i := range k.fleet.Endpoints {
-		if k.fleet.Endpoints[i].Role == kvindex.RolePrefill {
-			return 2 * n
-		}
-	}
-	return n
+// offer is what a menu has for the request's model.
+type offer struct {
+	serves  bool
+	adapter float64 // ms to load it
 }
 
-func (k *picking) filter() {
-	targets := false
-	for i := range k.fleet.Endpoints {
-		e := &k.fleet.Endpoints[i]
-		out := k.ruledOut(e)
-		k.costs[i].Target = Target{Worker: e.Worker, Rank: e.Rank, Address: e.Address}
-		k.costs[i].Excluded = out
-		targets = targets || out == ""
+// choice is what was decided; places of candidates, -1 for none.
+type choice struct {
+	reason Reason
+	target int // -1: refused
+	// remote: the prompt is prefilled on prefill.
+	remote bool
+	// prefill is the best worker for a prefill leg, local the best target alone and
+	// paired the best one after prefill.
+	prefill, local, paired int
+	// most is the target that holds most of the prompt.
+	most int
+	// fallbacks are further targets; no more than there are.
+	fallbacks [maxFallbacks]int32
+	backups   int
+}
+
+// maxFallbacks is the most addresses that a plan names beside its target.
+const maxFallbacks = 16
+
+// begin sets the picking up for a request; the caller fills in.
+func (k *picking) begin(req *Request, fleet *Fleet, turn uint64) {
+	k.req, k.fleet, k.turn = req, fleet, turn
+	k.policy, k.seed = cmp.Or(req.Policy, fleet.Policy, PolicyKV), xxh3.HashString(req.ID)
+	for _, i := range k.credited {
+		k.cached[i] = 0
 	}
-	if targets || k.req.Model != "" {
+	k.credited = k.credited[:0]
+	n := len(k.board.candidates)
+	if len(k.totals) != n {
+		k.totals, k.cached, k.out = make([]float64, n), make([]int32, n), make([]exclusion, n)
+		k.credited = make([]int32, 0, n)
+	}
+	if req.HasSubset {
+		k.in = append(k.in[:0], make([]bool, n)...)
+	}
+}
+
+// decide makes the choice. It allocates nothing once its slices are long enough.
+func (k *picking) decide() {
+	k.choice = choice{target: -1, prefill: -1, local: -1, paired: -1, most: -1}
+	k.credit()
+	k.charge()
+	k.price(outPrefill)
+	if k.choice.local < 0 && k.req.Model == "" {
+		k.price(outQueue) // a path without a model needs no decode worker
+	}
+	if k.choice.local < 0 {
+		k.choice.reason = k.refusal()
 		return
 	}
-	// A path without a model needs no decode worker.
-	for i := range k.costs {
-		if k.costs[i].Excluded == outPrefill {
-			k.costs[i].Excluded = ""
-		}
-	}
+	k.choose()
 }
 
-func (k *picking) ruledOut(e *Endpoint) string {
-	switch f := k.fleet; {
-	case k.req.HasSubset && !slices.Contains(k.req.Subset, e.Address):
-		return outSubset
-	case e.Role == kvindex.RoleRelay:
-		return outRelay
-	case !e.Ready:
-		return outNotReady
-	case k.req.Model != "" && !e.serves(k.req.Model):
-		return outModel
-	case f.MaxRequests > 0 && e.Requests >= f.MaxRequests:
-		return outRequests
-	case f.MaxQueueMs > 0 && e.QueueMs > f.MaxQueueMs:
-		return outQueue
-	case e.Role == kvindex.RolePrefill:
-		return outPrefill
-	default:
-		return ""
-	}
-}
-
-// credit fills in Cached from the request's matches. An engine computes the last
+// credit fills in cached from the request's matches. An engine computes the last
 // token of a prompt again even if all of it is cached, so the credit ends with
 // the last whole block before it. Blocks in slower tiers give no credit: nothing
 // moves them up before the prefill yet, so they cost as much as absent ones.
 func (k *picking) credit() {
-	eps := k.fleet.Endpoints
+	if k.req.ISL < 1 {
+		return
+	}
 	for j := range k.req.Matches {
 		m := &k.req.Matches[j]
-		i := sort.Search(len(eps), func(i int) bool {
-			return eps[i].Worker > m.Worker || eps[i].Worker == m.Worker && eps[i].Rank >= m.Rank
-		})
-		if i == len(eps) || eps[i].Worker != m.Worker || eps[i].Rank != m.Rank || eps[i].BlockSize < 1 || k.req.ISL < 1 {
+		i := k.board.locate(m)
+		if i < 0 {
 			continue
 		}
-		blocks := min(int(m.Depth[kvindex.Device]), (k.req.ISL-1)/eps[i].BlockSize)
-		k.costs[i].Cached = blocks * eps[i].BlockSize
+		size := k.board.classes[k.board.candidates[i].class].blockSize
+		if size < 1 {
+			continue
+		}
+		held := int(m.Depth[kvindex.Device]) * size
+		if held >= k.req.ISL {
+			held = (k.req.ISL - 1) / size * size
+		}
+		k.cached[i] = int32(held)
+		k.credited = append(k.credited, int32(i))
 	}
 }
 
-// price sets the terms of endpoint i alone. For a prefill-only worker these are
-// the terms of a prefill leg.
-func (k *picking) price(i int) {
-	e, c := &k.fleet.Endpoints[i], &k.costs[i]
-	if c.Excluded != "" && c.Excluded != outPrefill {
+// charge fills in rates and offers.
+func (k *picking) charge() {
+	k.rates, k.offers = k.rates[:0], k.offers[:0]
+	for i := range k.board.classes {
+		c := &k.board.classes[i]
+		k.rates = append(k.rates, rate{
+			compute:  c.timing.PrefillMs(max(1, k.req.ISL), 0, k.fleet.ChunkTokens),
+			decode:   c.timing.Decode.F * float64(k.req.ISL),
+			transfer: k.fleet.Transfer.Ms(k.req.ISL, c.kvBytes),
+		})
+	}
+	model, adapter := k.req.Model, 0.0
+	// If no worker lists the model as an adapter and it is one all the same, every
+	// worker has to load it and the choice does not change.
+	if model != "" && slices.ContainsFunc(k.board.menus, func(m menu) bool { return slices.Contains(m.adapters, model) }) {
+		adapter = k.fleet.AdapterMs
+	}
+	for i := range k.board.menus {
+		m := &k.board.menus[i]
+		o := offer{serves: model == "" || m.serves(model), adapter: adapter}
+		if slices.Contains(m.adapters, model) {
+			o.adapter = 0
+		}
+		k.offers = append(k.offers, o)
+	}
+}
+
+// price goes once over the candidates. It sets out and totals, and finds the best
+// target alone, the best prefill worker and the target that holds most. Who is
+// out for less than limit is a target.
+func (k *picking) price(limit exclusion) {
+	local, prefill, most := noBest(), noBest(), int32(0)
+	for i := range k.board.candidates {
+		c := &k.board.candidates[i]
+		out := k.exclude(i, c)
+		total := math.Inf(1)
+		switch {
+		case out > outPrefill:
+		case out >= limit:
+			prefill.offer(i, k.value(c, k.leg(i, c)), c.key, k.seed)
+		default:
+			out, total = notOut, k.alone(i, c)
+			local.offer(i, k.value(c, total), c.key, k.seed)
+			if k.cached[i] > most {
+				most, k.choice.most = k.cached[i], i
+			}
+		}
+		k.out[i], k.totals[i] = out, total
+	}
+	k.choice.local, k.choice.prefill = local.at, prefill.at
+}
+
+// exclude is why the candidate cannot be chosen.
+func (k *picking) exclude(i int, c *candidate) exclusion {
+	f := k.fleet
+	switch {
+	case k.req.HasSubset && !k.in[i]:
+		return outSubset
+	case c.out > outPrefill:
+		return c.out
+	case !k.offers[c.menu].serves:
+		return outModel
+	case f.MaxRequests > 0 && c.requests >= float64(f.MaxRequests):
+		return outRequests
+	case f.MaxQueueMs > 0 && c.queue > f.MaxQueueMs:
+		return outQueue
+	default:
+		return c.out
+	}
+}
+
+// value is what the policy compares.
+func (k *picking) value(c *candidate, total float64) float64 {
+	if k.policy == PolicyLeastRequests {
+		return c.requests
+	}
+	return total
+}
+
+// alone is the price of a target without another worker:
+//
+//	queue + prefill + adapter + delay + decode
+func (k *picking) alone(i int, c *candidate) float64 {
+	return k.leg(i, c) + (c.decode + k.rates[c.class].decode)
+}
+
+// leg is the price of the prefill: alone without the decode step.
+func (k *picking) leg(i int, c *candidate) float64 {
+	compute := k.rates[c.class].compute
+	if k.cached[i] > 0 {
+		compute = k.compute(i)
+	}
+	return c.queue + compute + k.offers[c.menu].adapter + k.fleet.Alpha*compute*c.requests
+}
+
+// compute is the prefill's own time on a worker that holds a part of the prompt.
+func (k *picking) compute(i int) float64 {
+	cached := int(k.cached[i])
+	return k.class(i).timing.PrefillMs(max(1, k.req.ISL-cached), cached, k.fleet.ChunkTokens)
+}
+
+func (k *picking) class(i int) *class { return &k.board.classes[k.board.candidates[i].class] }
+
+// pair is the price of decoding on d after a prefill elsewhere that costs leg:
+//
+//	max(leg + transfer, queue on d) + adapter + decode on d
+//
+// The queue on d drains while the other works, so only what is left of it by
+// then counts. As the price never falls when leg grows, the worker with the least
+// leg is best for every d, and finding the best pair takes one pass over each
+// side. What d holds already is not transferred.
+func (k *picking) pair(leg float64, d int) float64 {
+	c := &k.board.candidates[d]
+	at := leg + k.transfer(d)
+	if c.queue > at {
+		at = c.queue
+	}
+	return at + k.offers[c.menu].adapter + (c.decode + k.rates[c.class].decode)
+}
+
+func (k *picking) transfer(d int) float64 {
+	if k.cached[d] > 0 {
+		return k.fleet.Transfer.Ms(k.req.ISL-int(k.cached[d]), k.class(d).kvBytes)
+	}
+	return k.rates[k.board.candidates[d].class].transfer
+}
+
+// best is the least value so far; equal ones are ordered by their ties.
+type best struct {
+	at    int
+	value float64
+	tie   uint64
+}
+
+func noBest() best { return best{at: -1, value: math.Inf(1), tie: math.MaxUint64} }
+
+func (b *best) offer(i int, value float64, key, seed uint64) {
+	if value > b.value {
 		return
 	}
-	uncached := max(1, k.req.ISL-c.Cached)
-	c.Queue = e.QueueMs
-	c.Compute = e.Timing.PrefillMs(uncached, c.Cached, k.fleet.ChunkTokens)
-	c.Delay = k.fleet.Alpha * c.Compute * float64(e.Requests)
-	if k.adapter && !slices.Contains(e.Adapters, k.req.Model) {
-		c.Adapter = k.fleet.AdapterMs
+	if t := tie(key, seed); value < b.value || t < b.tie {
+		*b = best{at: i, value: value, tie: t}
 	}
-	if c.Excluded == "" {
-		c.Decode = e.Timing.DecodeMs(e.Decoding+1, e.ContextTokens+k.req.ISL)
-	}
-	c.sum()
-}
-
-// isAdapter reports whether any worker lists the request's model as an adapter.
-// If none does and it is one all the same, every worker has to load it and the
-// choice does not change.
-func (k *picking) isAdapter() bool {
-	if k.req.Model == "" {
-		return false
-	}
-	for i := range k.fleet.Endpoints {
-		if slices.Contains(k.fleet.Endpoints[i].Adapters, k.req.Model) {
-			return true
-		}
-	}
-	return false
-}
-
-// addPairs appends the best pair for each target if there are prefill workers
-// to choose from. Which of them is best does not depend on the target.
-func (k *picking) addPairs() {
-	p := k.choosePrefill()
-	if p < 0 || k.req.Model == "" {
-		return
-	}
-	prefill := k.costs[p].Target
-	for d := range k.fleet.Endpoints {
-		if k.costs[d].Excluded == "" {
-			k.costs = append(k.costs, k.pair(p, d))
-			k.costs[len(k.costs)-1].Prefill = &prefill
-		}
-	}
-}
-
-// pair is the cost of prefilling on p and decoding on d:
-//
-//	max(queue + prefill + adapter + delay on p, + transfer, queue on d) + adapter + decode on d
-//
-// The queue on d drains while p works, so only what is left of it by then
-// counts. As the total never falls when the first four terms grow, the p with
-// the least sum of them is best for every d, and finding the best pair takes one
-// pass over each side. What d holds already is not transferred.
-func (k *picking) pair(p, d int) Cost {
-	c, local, e := k.costs[p], &k.costs[d], &k.fleet.Endpoints[d]
-	c.Target, c.Excluded = local.Target, ""
-	c.Transfer = k.fleet.Transfer.Ms(k.req.ISL-local.Cached, e.KVBytesPerToken)
-	c.Queue += max(0, e.QueueMs-c.Total-c.Transfer)
-	c.Adapter += local.Adapter
-	c.Decode = local.Decode
-	c.sum()
-	return c
-}
-
-func (c *Cost) sum() {
-	c.Total = c.Queue + c.Load + c.Compute + c.Transfer + c.Adapter + c.Delay + c.Decode
-}
-
-func (e *Endpoint) serves(model string) bool {
-	return slices.Contains(e.Served, model) || slices.Contains(e.Adapters, model)
 }

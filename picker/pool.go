@@ -1,6 +1,7 @@
 package picker
 
 import (
+	"math"
 	"slices"
 	"sync"
 	"time"
@@ -20,10 +21,22 @@ type Pool struct {
 
 	mu      sync.Mutex
 	workers []*worker // sorted by id, then rank
-	fleet   Fleet     // the last snapshot; its memory is used again
+	fleet   Fleet     // what holds for all of them; its Endpoints are not used
 	turn    uint64
 	swept   time.Time
 	counts  counts
+
+	// board is what a pick reads, clocks what of it changes with the time; both have
+	// the workers' order. moved says that this is out of date, touched which workers'
+	// figures are.
+	board   board
+	clocks  []clock
+	moved   bool
+	touched []*worker
+	// addresses are the places of each address; nil until it is asked for.
+	addresses map[string][]int32
+	picking   picking
+	base      time.Time // of the clocks
 
 	bookings map[string]*booking
 	// Each booking is in one of these, ordered by when it is due.
@@ -54,24 +67,34 @@ const (
 // NewPool is an empty pool. The config must be valid ([Config.Validate]); a
 // default deployment that the table lacks stands for the table's first.
 func NewPool(config Config, table timing.Table) *Pool {
-	return &Pool{
+	p := &Pool{
 		config: config, table: table, bookings: make(map[string]*booking), outgoing: make(chan struct{}, 1),
+		board: board{seats: []int32{}},
 		fleet: Fleet{
 			Policy: config.Policy, Alpha: config.Alpha, ChunkTokens: config.ChunkTokens,
 			Transfer: table.Transfer.Scaled(1 / config.TimeScale), AdapterMs: config.AdapterMs / config.TimeScale,
 			Fallbacks: config.Fallbacks, MaxRequests: config.MaxRequests, MaxQueueMs: config.MaxQueueMs / config.TimeScale,
 		},
 	}
+	p.picking.board = &p.board
+	return p
 }
+
+// keptCosts is how many candidates the plan of a pick lists at most.
+const keptCosts = 16
 
 // Pick chooses an endpoint for the request and books it there under the plan's
 // Request. It sets no field of req: Turn is the pool's own. A booking of the
 // same name that is still open is closed first. The caller closes the booking
 // when the request ends, however it ends ([Pool.Close]).
+//
+// The plan is that of the function [Pick] for [Pool.Fleet], but for the Costs that
+// it leaves out.
 func (p *Pool) Pick(req *Request, now time.Time) Plan {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	plan := p.pick(req, now)
+	p.decide(req, now)
+	plan := p.picking.plan(keptCosts)
 	if !plan.OK() {
 		p.counts.refused++
 		return plan
@@ -82,19 +105,28 @@ func (p *Pool) Pick(req *Request, now time.Time) Plan {
 	return plan
 }
 
-// Explain is the plan that [Pool.Pick] would make now; nothing is booked.
+// Explain is the plan that [Pool.Pick] would make now, with all candidates;
+// nothing is booked.
 func (p *Pool) Explain(req *Request, now time.Time) Plan {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.pick(req, now)
+	p.decide(req, now)
+	return p.picking.plan(math.MaxInt)
 }
 
-func (p *Pool) pick(req *Request, now time.Time) Plan {
+func (p *Pool) decide(req *Request, now time.Time) {
 	p.sweep(now)
-	p.snapshot(now)
-	r := *req
-	r.Turn = p.turn
-	return Pick(&r, &p.fleet)
+	p.refresh(now)
+	k := &p.picking
+	k.begin(req, &p.fleet, p.turn)
+	if req.HasSubset {
+		for _, a := range req.Subset {
+			for _, i := range p.at(a) {
+				k.in[i] = true
+			}
+		}
+	}
+	k.decide()
 }
 
 func (p *Pool) book(req *Request, plan *Plan, now time.Time) {
@@ -115,9 +147,9 @@ func (p *Pool) book(req *Request, plan *Plan, now time.Time) {
 	if req.Model != "" {
 		prefill.uncached, prefill.cached = max(1, plan.ISL-plan.Cached), plan.Cached
 	}
-	b.decode.place(p.worker(plan.Decode.Worker, plan.Decode.Rank), now)
+	b.decode.place(p.workers[p.picking.choice.target], now)
 	if plan.Prefill != nil {
-		b.prefill.place(p.worker(plan.Prefill.Worker, plan.Prefill.Rank), now)
+		b.prefill.place(p.workers[p.picking.choice.prefill], now)
 	}
 	p.announce(b, kvindex.BookingOpen)
 	p.schedule(b, now)
@@ -133,13 +165,14 @@ func (p *Pool) Served(id, address string, now time.Time) {
 	if !b.own() || b.decode.on != nil && b.decode.on.hello.Address == address {
 		return
 	}
-	i := slices.IndexFunc(p.workers, func(w *worker) bool { return w.hello.Address == address })
-	if i < 0 {
+	p.refresh(now)
+	places := p.at(address)
+	if len(places) == 0 {
 		b.decode.lift(now)
 		p.announceEnd(b)
 		return
 	}
-	b.decode.move(p.workers[i], b.isl, now)
+	b.decode.move(p.workers[places[0]], b.isl, now)
 	p.announce(b, kvindex.BookingAgain)
 	p.schedule(b, now)
 }
@@ -174,17 +207,73 @@ func (p *Pool) Fleet(now time.Time) *Fleet {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.sweep(now)
-	p.snapshot(now)
 	f := p.fleet
-	f.Endpoints = slices.Clone(f.Endpoints)
+	f.Endpoints = make([]Endpoint, 0, len(p.workers))
+	for _, w := range p.workers {
+		f.Endpoints = append(f.Endpoints, w.endpoint(now))
+	}
 	return &f
 }
 
-func (p *Pool) snapshot(now time.Time) {
-	p.fleet.Endpoints = p.fleet.Endpoints[:0]
-	for _, w := range p.workers {
-		p.fleet.Endpoints = append(p.fleet.Endpoints, w.endpoint(now))
+// refresh brings the board up to date.
+func (p *Pool) refresh(now time.Time) {
+	p.settle()
+	for _, w := range p.touched {
+		w.touched = false
+		if w.slot < len(p.workers) && p.workers[w.slot] == w {
+			w.post()
+		}
 	}
+	clear(p.touched)
+	p.touched = p.touched[:0]
+	ns := p.ns(now)
+	for i := range p.clocks {
+		c, at := &p.clocks[i], &p.board.candidates[i]
+		at.queue, at.out = c.queue(ns), c.standing(ns)
+	}
+}
+
+// settle makes the board anew if workers came, left or changed.
+func (p *Pool) settle() {
+	if !p.moved {
+		return
+	}
+	p.moved, p.addresses = false, nil
+	p.board.clear()
+	p.clocks = slices.Grow(p.clocks[:0], len(p.workers))[:len(p.workers)]
+	for i, w := range p.workers {
+		e := w.endpoint(p.base)
+		p.board.add(&e)
+		w.slot = i
+		w.post()
+	}
+}
+
+// post writes the worker's figures on the board.
+func (w *worker) post() {
+	c := &w.pool.board.candidates[w.slot]
+	c.requests = float64(w.requests())
+	c.decode = idleDecode(&w.timing, w.decoding(), int(w.load.ContextTokens))
+	w.pool.clocks[w.slot] = w.clock()
+}
+
+// at are the places of an address.
+func (p *Pool) at(address string) []int32 {
+	if p.addresses == nil {
+		p.addresses = make(map[string][]int32, len(p.workers))
+		for i, w := range p.workers {
+			p.addresses[w.hello.Address] = append(p.addresses[w.hello.Address], int32(i))
+		}
+	}
+	return p.addresses[address]
+}
+
+// ns is a time on the scale of the clocks.
+func (p *Pool) ns(t time.Time) int64 {
+	if p.base.IsZero() {
+		p.base = t
+	}
+	return int64(t.Sub(p.base))
 }
 
 // ModelInfo is what a model name of a request stands for.
@@ -201,19 +290,33 @@ type ModelInfo struct {
 func (p *Pool) Model(name string) (ModelInfo, bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	var found *worker
-	for _, w := range p.workers {
-		if slices.Contains(w.hello.Adapters, name) {
-			return ModelInfo{Base: w.hello.Model, LoRA: name, BlockSize: int(w.hello.BlockSize)}, true
+	p.settle()
+	if w := p.offering(func(m *menu) bool { return slices.Contains(m.adapters, name) }, notOut); w != nil {
+		return ModelInfo{Base: w.hello.Model, LoRA: name, BlockSize: int(w.hello.BlockSize)}, true
+	}
+	if w := p.offering(func(m *menu) bool { return slices.Contains(m.served, name) }, outRelay); w != nil {
+		return ModelInfo{Base: w.hello.Model, BlockSize: int(w.hello.BlockSize)}, true
+	}
+	return ModelInfo{}, false
+}
+
+// offering is the first worker that has a menu for which ok is true and is not
+// ruled out as except; nil if there is none.
+func (p *Pool) offering(ok func(*menu) bool, except exclusion) *worker {
+	first := len(p.workers)
+	for m := range p.board.menus {
+		if !ok(&p.board.menus[m]) {
+			continue
 		}
-		if found == nil && w.hello.Role != kvindex.RoleRelay && slices.Contains(w.hello.Served, name) {
-			found = w
+		has := func(c candidate) bool { return c.menu == uint32(m) && (except == notOut || c.out != except) }
+		if i := slices.IndexFunc(p.board.candidates[:first], has); i >= 0 {
+			first = i
 		}
 	}
-	if found == nil {
-		return ModelInfo{}, false
+	if first == len(p.workers) {
+		return nil
 	}
-	return ModelInfo{Base: found.hello.Model, BlockSize: int(found.hello.BlockSize)}, true
+	return p.workers[first]
 }
 
 // sweep removes workers and bookings whose time is over, and announces anew

@@ -408,23 +408,24 @@ func TestConcurrentUse(t *testing.T) {
 	}
 }
 
-// TestPickAllocates bounds the allocations of a pick by what its plan is made
-// of: costs, excluded costs, prefill target, fallbacks; and two more for the
-// booking.
+// TestPickAllocates: a decision of the pool allocates nothing, its plan the list
+// of costs, the fallbacks and the prefill target; the booking's memory is used
+// again.
 func TestPickAllocates(t *testing.T) {
-	p := newTestPool(16)
-	introduce(p, 16, kvindex.RolePrefill, 1, epochStart())
-	req := &Request{ID: "r", Model: "m", ISL: 20000, Matches: holds(16000, 0, 3, 5)}
-	fleet := p.Fleet(epochStart())
-	if got := testing.AllocsPerRun(100, func() { Pick(req, fleet) }); got > 4 {
-		t.Errorf("Pick: %v allocations, want at most 4", got)
-	}
-	got := testing.AllocsPerRun(100, func() {
-		p.Pick(req, epochStart())
-		p.Close(req.ID, epochStart())
-	})
-	if got > 6 {
-		t.Errorf("Pool.Pick and Close: %v allocations, want at most 6", got)
+	for _, workers := range []int{8, 100, 1000} {
+		p := busyPool(workers)
+		introduce(p, 0, kvindex.RolePrefill, 1, epochStart())
+		req := &Request{ID: "r", Model: "m", ISL: 20000, Matches: matchesOf(p, 800)}
+		if got := testing.AllocsPerRun(100, func() { p.decide(req, epochStart()) }); got != 0 {
+			t.Errorf("%d workers: decide: %v allocations, want none", workers, got)
+		}
+		pick := func() {
+			p.Pick(req, epochStart())
+			p.Close(req.ID, epochStart())
+		}
+		if got := testing.AllocsPerRun(100, pick); got > 3 {
+			t.Errorf("%d workers: Pick and Close: %v allocations, want at most 3", workers, got)
+		}
 	}
 }
 
@@ -459,19 +460,5 @@ func TestUnknownDefaultDeployment(t *testing.T) {
 	introduce(p, 0, kvindex.RoleAggregated, 1, epochStart())
 	if got := p.Stats(epochStart()).PerWorker[0].Deployment; got != table.Deployments[0].Name {
 		t.Errorf("deployment %q, want %q", got, table.Deployments[0].Name)
-	}
-}
-
-func BenchmarkPick(b *testing.B) {
-	for _, workers := range []int{8, 100} {
-		b.Run(fmt.Sprintf("workers=%d", workers), func(b *testing.B) {
-			p := newTestPool(workers)
-			req := &Request{ID: "r", Model: "m", ISL: 20000, Matches: holds(16000, 0, 3, 5)}
-			b.ReportAllocs()
-			for b.Loop() {
-				p.Pick(req, epochStart())
-				p.Close(req.ID, epochStart())
-			}
-		})
 	}
 }

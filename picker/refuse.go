@@ -1,7 +1,5 @@
 package picker
 
-import "github.com/kvlane/kvlane/kvindex"
-
 // fullRetryMs is the time to come back to an endpoint at its request limit: it
 // may have nothing to prefill and yet be full of answers of unknown length. One
 // second is the shortest that a Retry-After header can say.
@@ -14,19 +12,16 @@ const fullRetryMs = 1000
 // a candidate was there; then the subset.
 func (k *picking) refusal() Reason {
 	members, serving, limited := 0, 0, 0
-	for i := range k.fleet.Endpoints {
-		e := &k.fleet.Endpoints[i]
-		if k.costs[i].Excluded == "" {
-			return ""
-		}
+	for i := range k.board.candidates {
+		c := &k.board.candidates[i]
 		if k.full(i) {
 			limited++
 		}
-		if e.Role == kvindex.RoleRelay {
+		if c.out == outRelay {
 			continue
 		}
 		members++
-		if k.req.Model == "" || e.serves(k.req.Model) {
+		if k.offers[c.menu].serves {
 			serving++
 		}
 	}
@@ -42,31 +37,30 @@ func (k *picking) refusal() Reason {
 	}
 }
 
-// refuse is the plan without a target. If the pool is overloaded it says when
-// the first of the full endpoints is predicted to have emptied its queue.
-func (k *picking) refuse(reason Reason) Plan {
-	p := Plan{Request: k.req.ID, ISL: k.req.ISL, Reason: reason, Costs: k.costs}
-	if reason != ReasonOverloaded {
-		return p
+// retryAfter is, if the pool is overloaded, when the first of the full endpoints
+// is predicted to have emptied its queue; ms, else 0.
+func (k *picking) retryAfter() float64 {
+	after := 0.0
+	if k.choice.reason != ReasonOverloaded {
+		return 0
 	}
-	for i := range k.costs {
+	for i := range k.out {
 		if !k.full(i) {
 			continue
 		}
-		drain := k.fleet.Endpoints[i].QueueMs
-		if k.costs[i].Excluded == outRequests {
+		drain := k.board.candidates[i].queue
+		if k.out[i] == outRequests {
 			drain = max(drain, fullRetryMs)
 		}
-		if p.RetryAfterMs == 0 || drain < p.RetryAfterMs {
-			p.RetryAfterMs = drain
+		if after == 0 || drain < after {
+			after = drain
 		}
 	}
-	return p
+	return after
 }
 
-// full reports whether endpoint i would be a target but for its limits.
+// full reports whether candidate i would be a target but for its limits.
 func (k *picking) full(i int) bool {
-	out := k.costs[i].Excluded
-	target := k.fleet.Endpoints[i].Role != kvindex.RolePrefill || k.req.Model == ""
-	return target && (out == outRequests || out == outQueue)
+	target := k.board.candidates[i].out != outPrefill || k.req.Model == ""
+	return target && (k.out[i] == outRequests || k.out[i] == outQueue)
 }

@@ -162,7 +162,10 @@ type Plan struct {
 	Cached int     `json:"cached"`
 	TTFTMs float64 `json:"ttftMs"` // predicted
 	Reason Reason  `json:"reason"`
-	Costs  []Cost  `json:"costs"` // all candidates, the chosen one first
+	// Costs are the candidates, the chosen one first. A pool of more than 16 lists
+	// only those that mattered, and Omitted is the number of the others.
+	Costs   []Cost `json:"costs"`
+	Omitted int    `json:"omitted,omitempty"`
 	// RetryAfterMs is set with ReasonOverloaded: when capacity is predicted to return.
 	RetryAfterMs float64 `json:"retryAfterMs,omitempty"`
 }

@@ -26,6 +26,9 @@ import (
 // hear. Where the figures have fewer requests than legs, others is negative by as
 // much, down to the number of accepted shared legs.
 type worker struct {
+	pool        *Pool
+	slot        int  // its place on the board
+	touched     bool // what it puts there is out of date
 	id          kvindex.WorkerID
 	rank        uint16
 	epoch, term uint64
@@ -54,6 +57,14 @@ func (w *worker) compare(id kvindex.WorkerID, rank uint16) int {
 
 func (w *worker) ready(now time.Time) bool { return w.hello.Ready && now.Sub(w.heard) <= w.lease }
 
+// touch notes that the board has to be told.
+func (w *worker) touch() {
+	if !w.touched {
+		w.touched = true
+		w.pool.touched = append(w.pool.touched, w)
+	}
+}
+
 // decoding is the number of decoding sequences. Reports count those that
 // prefill as running too; without resident context none decodes.
 func (w *worker) decoding() int {
@@ -74,6 +85,7 @@ func (w *worker) rates() rates {
 // the legs.
 func (w *worker) forget() {
 	w.load, w.others, w.queue = kvindex.Load{}, 0, queue{}
+	w.touch()
 }
 
 // report takes over the figures of a load report. The caller has marked what it
@@ -83,14 +95,25 @@ func (w *worker) report(l *kvindex.Load, now time.Time) {
 	w.load.Accepted, w.load.FirstToken, w.load.Done = nil, nil, nil
 	w.others = max(-w.sharedAccepted, int(l.Running)+int(l.Waiting)-w.accepted)
 	w.queue.report(int(l.QueuedTokens), w.rates(), now)
+	w.touch()
+}
+
+func (w *worker) requests() int { return w.others + w.open }
+
+func (w *worker) clock() clock {
+	c := w.queue.clock(w.rates(), w.pool.ns)
+	c.out = standing(w.hello.Role, w.hello.Ready)
+	c.until = w.pool.ns(w.heard.Add(w.lease))
+	return c
 }
 
 func (w *worker) endpoint(now time.Time) Endpoint {
+	c := w.clock()
 	e := Endpoint{
 		Worker: w.id, Rank: w.rank, Address: w.hello.Address, Role: w.hello.Role, Ready: w.ready(now),
 		Served: w.hello.Served, Adapters: w.hello.Adapters, BlockSize: int(w.hello.BlockSize),
 		Timing: w.timing, KVBytesPerToken: w.kvBytes,
-		QueueMs: w.queue.ms(w.rates(), now), Requests: w.others + w.open,
+		QueueMs: c.queue(w.pool.ns(now)), Requests: w.requests(),
 		ContextTokens: int(w.load.ContextTokens), Decoding: w.decoding(), KVFree: -1,
 	}
 	if w.load.KVTotal > 0 {

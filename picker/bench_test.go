@@ -1,0 +1,78 @@
+package picker
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/kvlane/kvlane/internal/timing"
+	"github.com/kvlane/kvlane/kvindex"
+)
+
+// busyPool is a pool whose workers all have something to do: reported load, and
+// bookings that are not reported yet. Eight workers share a host.
+func busyPool(workers int) *Pool {
+	p := NewPool(DefaultConfig(), timing.Known())
+	r := rand.New(rand.NewPCG(1, uint64(workers)))
+	for i := range workers {
+		address := fmt.Sprintf("10.1.%d.%d:80%02d", i/8/250, i/8%250, i%8)
+		owner := kvindex.Owner{Worker: kvindex.WorkerID(address)}
+		p.Apply(&kvindex.Record{Owner: owner, Epoch: 1, Term: 1, Kind: kvindex.KindHello, Hello: &kvindex.Hello{
+			Address: address, Ready: true, Model: "m", Served: []string{"m"}, BlockSize: 16, LeaseMs: 3_600_000,
+		}}, epochStart())
+		p.Apply(&kvindex.Record{Owner: owner, Epoch: 1, Term: 1, Kind: kvindex.KindLoad, Load: &kvindex.Load{
+			Running: uint32(r.IntN(40)), Waiting: uint32(r.IntN(4)), QueuedTokens: uint64(r.IntN(20_000)), ContextTokens: uint64(r.IntN(100_000)),
+		}}, epochStart())
+	}
+	for i := range 2 * workers {
+		p.Pick(&Request{ID: fmt.Sprintf("before%d", i), Model: "m", ISL: r.IntN(8000)}, epochStart())
+	}
+	return p
+}
+
+// matchesOf are what every fourth worker holds of a prompt, as an index gives it.
+func matchesOf(p *Pool, blocks uint32) []kvindex.Match {
+	var out []kvindex.Match
+	for i, w := range p.workers {
+		if i%4 == 0 {
+			out = append(out, kvindex.Match{Worker: w.id, Depth: [kvindex.NumTiers]uint32{blocks, blocks, blocks, blocks}, Seat: uint32(i)})
+		}
+	}
+	return out
+}
+
+// BenchmarkDecide is the choice alone: all terms of all candidates, the best and
+// the fallbacks, a millisecond later each time.
+func BenchmarkDecide(b *testing.B) {
+	for _, workers := range []int{8, 100, 1000} {
+		b.Run(fmt.Sprintf("workers=%d", workers), func(b *testing.B) {
+			p := busyPool(workers)
+			req := &Request{ID: "r", Model: "m", ISL: 2048, Matches: matchesOf(p, 100)}
+			now := epochStart()
+			b.ReportAllocs()
+			for b.Loop() {
+				now = now.Add(time.Microsecond)
+				p.decide(req, now)
+			}
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(workers), "ns/candidate")
+		})
+	}
+}
+
+// BenchmarkPick is the choice, the plan, the booking and its end.
+func BenchmarkPick(b *testing.B) {
+	for _, workers := range []int{8, 32, 100, 256, 1000} {
+		b.Run(fmt.Sprintf("workers=%d", workers), func(b *testing.B) {
+			p := busyPool(workers)
+			req := &Request{ID: "r", Model: "m", ISL: 2048, Matches: matchesOf(p, 100)}
+			now := epochStart()
+			b.ReportAllocs()
+			for b.Loop() {
+				now = now.Add(time.Microsecond)
+				p.Pick(req, now)
+				p.Close(req.ID, now)
+			}
+		})
+	}
+}

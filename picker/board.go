@@ -1,0 +1,183 @@
+package picker
+
+import (
+	"encoding/binary"
+	"math/bits"
+	"slices"
+	"sort"
+
+	"github.com/zeebo/xxh3"
+
+	"github.com/kvlane/kvlane/internal/timing"
+	"github.com/kvlane/kvlane/kvindex"
+)
+
+// board holds the candidates as a pick reads them: what the price depends on in
+// one small array, the rest beside it. [Pick] makes one of a fleet, a [Pool]
+// keeps one.
+type board struct {
+	candidates []candidate // sorted by worker, then rank
+	places     []place     // of the same candidates
+	classes    []class
+	menus      []menu
+	// seats are places by the seat of a match, as far as met; nil where they are not
+	// kept. A place counts only if the names agree.
+	seats []int32
+}
+
+// maxSeats bounds board.seats; an index that has more is searched.
+const maxSeats = 1 << 16
+
+// candidate is what the price of an endpoint depends on.
+type candidate struct {
+	queue    float64 // ms
+	requests float64
+	// decode is the decode step with one sequence more that has no tokens, ms.
+	decode float64
+	key    uint64 // of ties
+	class  uint32
+	menu   uint32
+	out    exclusion // what rules it out for any request
+}
+
+// place is where a candidate is.
+type place struct {
+	Target
+	host, address uint64 // hashes of the address without and with its port
+}
+
+// class is what equal engines have in common.
+type class struct {
+	timing  timing.Model
+	kvBytes int // per token
+	// blockSize is in tokens.
+	blockSize int
+}
+
+// menu is what equal workers offer.
+type menu struct{ served, adapters []string }
+
+func (m *menu) serves(model string) bool {
+	return slices.Contains(m.served, model) || slices.Contains(m.adapters, model)
+}
+
+// exclusion is why a candidate is out. The prefill-only workers that nothing else
+// rules out are the candidates for the prefill leg.
+type exclusion uint8
+
+const (
+	notOut exclusion = iota
+	outPrefill
+	outQueue
+	outRequests
+	outModel
+	outNotReady
+	outRelay
+	outSubset
+)
+
+func (x exclusion) String() string {
+	return [...]string{"", "prefill only", "queue limit", "request limit", "other model", "not ready", "relay", "not in the subset"}[x]
+}
+
+// standing is what rules a worker out whatever the request.
+func standing(role kvindex.Role, ready bool) exclusion {
+	switch {
+	case role == kvindex.RoleRelay:
+		return outRelay
+	case !ready:
+		return outNotReady
+	case role == kvindex.RolePrefill:
+		return outPrefill
+	default:
+		return notOut
+	}
+}
+
+// maxShare is how many classes and menus are compared before a new one is made:
+// a fleet has a few, or each endpoint its own.
+const maxShare = 16
+
+func (b *board) clear() {
+	b.candidates, b.places = b.candidates[:0], b.places[:0]
+	b.classes, b.menus = b.classes[:0], b.menus[:0]
+}
+
+// add appends an endpoint.
+func (b *board) add(e *Endpoint) {
+	c := class{timing: e.Timing, kvBytes: e.KVBytesPerToken, blockSize: e.BlockSize}
+	at := slices.Index(b.classes[:min(len(b.classes), maxShare)], c)
+	if at < 0 {
+		at = len(b.classes)
+		b.classes = append(b.classes, c)
+	}
+	offered := slices.IndexFunc(b.menus[:min(len(b.menus), maxShare)], func(m menu) bool {
+		return slices.Equal(m.served, e.Served) && slices.Equal(m.adapters, e.Adapters)
+	})
+	if offered < 0 {
+		offered = len(b.menus)
+		b.menus = append(b.menus, menu{e.Served, e.Adapters})
+	}
+	target := Target{Worker: e.Worker, Rank: e.Rank, Address: e.Address}
+	b.candidates = append(b.candidates, candidate{
+		queue: e.QueueMs, requests: float64(e.Requests), decode: idleDecode(&e.Timing, e.Decoding, e.ContextTokens),
+		key: tieKey(&target), class: uint32(at), menu: uint32(offered), out: standing(e.Role, e.Ready),
+	})
+	b.places = append(b.places, placeOf(target))
+}
+
+func idleDecode(m *timing.Model, decoding, context int) float64 {
+	return m.DecodeMs(decoding+1, context)
+}
+
+func placeOf(t Target) place {
+	return place{Target: t, host: xxh3.HashString(host(t.Address)), address: xxh3.HashString(t.Address)}
+}
+
+// host is an address without its port.
+func host(address string) string {
+	for i := len(address) - 1; i >= 0; i-- {
+		if address[i] == ':' {
+			return address[:i]
+		}
+	}
+	return address
+}
+
+// locate is the place of a match's worker; -1 if it is not there.
+func (b *board) locate(m *kvindex.Match) int {
+	if int(m.Seat) < len(b.seats) {
+		if i := int(b.seats[m.Seat]); i < len(b.places) && b.places[i].Worker == m.Worker && b.places[i].Rank == m.Rank {
+			return i
+		}
+	}
+	i := sort.Search(len(b.places), func(i int) bool {
+		p := &b.places[i]
+		return p.Worker > m.Worker || p.Worker == m.Worker && p.Rank >= m.Rank
+	})
+	if i == len(b.places) || b.places[i].Worker != m.Worker || b.places[i].Rank != m.Rank {
+		return -1
+	}
+	if b.seats != nil && m.Seat < maxSeats {
+		for len(b.seats) <= int(m.Seat) {
+			b.seats = append(b.seats, 0)
+		}
+		b.seats[m.Seat] = int32(i)
+		b.places[i].Worker = m.Worker // the same text in the index's memory: equal at a glance next time
+	}
+	return i
+}
+
+// tieKey and tie order equal candidates: by a hash of the request's ID, the
+// worker and its rank.
+func tieKey(t *Target) uint64 {
+	var rank [2]byte
+	binary.LittleEndian.PutUint16(rank[:], t.Rank)
+	return xxh3.HashSeed(rank[:], xxh3.HashString(string(t.Worker)))
+}
+
+func tie(key, seed uint64) uint64 {
+	// Both sides are hashes already; the product mixes them.
+	hi, lo := bits.Mul64(key|1, seed^0x9e3779b97f4a7c15)
+	return hi ^ lo
+}
