@@ -32,12 +32,22 @@ const maxSeats = 1 << 16
 type candidate struct {
 	queue    float64 // ms
 	requests float64
+	// weight is what a prefill's time counts for: its own, and the delay to the
+	// requests that are there.
+	weight float64
 	// decode is the decode step with one sequence more that has no tokens, ms.
 	decode float64
 	key    uint64 // of ties
 	class  uint32
 	menu   uint32
 	out    exclusion // what rules it out for any request
+}
+
+// figures sets what the load decides.
+func (c *candidate) figures(requests, decoding, context int, alpha float64, m *timing.Model) {
+	c.requests = float64(requests)
+	c.weight = 1 + alpha*c.requests
+	c.decode = m.DecodeMs(decoding+1, context)
 }
 
 // place is where a candidate is.
@@ -61,8 +71,9 @@ func (m *menu) serves(model string) bool {
 	return slices.Contains(m.served, model) || slices.Contains(m.adapters, model)
 }
 
-// exclusion is why a candidate is out. The prefill-only workers that nothing else
-// rules out are the candidates for the prefill leg.
+// exclusion is why a candidate is out; of several reasons the greatest is named.
+// The prefill-only workers that nothing else rules out are the candidates for
+// the prefill leg.
 type exclusion uint8
 
 const (
@@ -104,7 +115,7 @@ func (b *board) clear() {
 }
 
 // add appends an endpoint.
-func (b *board) add(e *Endpoint) {
+func (b *board) add(e *Endpoint, alpha float64) {
 	c := class{timing: e.Timing, kvBytes: e.KVBytesPerToken, blockSize: e.BlockSize}
 	at := slices.Index(b.classes[:min(len(b.classes), maxShare)], c)
 	if at < 0 {
@@ -119,15 +130,11 @@ func (b *board) add(e *Endpoint) {
 		b.menus = append(b.menus, menu{e.Served, e.Adapters})
 	}
 	target := Target{Worker: e.Worker, Rank: e.Rank, Address: e.Address}
-	b.candidates = append(b.candidates, candidate{
-		queue: e.QueueMs, requests: float64(e.Requests), decode: idleDecode(&e.Timing, e.Decoding, e.ContextTokens),
-		key: tieKey(&target), class: uint32(at), menu: uint32(offered), out: standing(e.Role, e.Ready),
-	})
-	b.places = append(b.places, placeOf(target))
-}
-
-func idleDecode(m *timing.Model, decoding, context int) float64 {
-	return m.DecodeMs(decoding+1, context)
+	n := candidate{
+		queue: e.QueueMs, key: tieKey(&target), class: uint32(at), menu: uint32(offered), out: standing(e.Role, e.Ready),
+	}
+	n.figures(e.Requests, e.Decoding, e.ContextTokens, alpha, &e.Timing)
+	b.candidates, b.places = append(b.candidates, n), append(b.places, placeOf(target))
 }
 
 func placeOf(t Target) place {

@@ -31,7 +31,7 @@ func (k *picking) choose() {
 	case k.policy != PolicyKV:
 		c.paired, c.remote = c.local, true
 	default:
-		leg := k.leg(c.prefill, &k.board.candidates[c.prefill])
+		leg := k.leg(c.prefill)
 		c.paired = k.bestPair(leg)
 		if k.pair(leg, c.paired)+k.fleet.Transfer.SetupMs < k.totals[c.local] {
 			c.target, c.remote = c.paired, true
@@ -71,7 +71,7 @@ func (k *picking) bestPair(leg float64) int {
 	b := noBest()
 	for i := range k.board.candidates {
 		if k.out[i] == notOut {
-			b.offer(i, k.pair(leg, i), k.board.candidates[i].key, k.seed)
+			b.offer(k.pair(leg, i), i, k.board.candidates[i].key, k.seed)
 		}
 	}
 	return b.at
@@ -119,7 +119,7 @@ func (k *picking) nextBest(sameHost bool) int {
 		if total > b.value || k.out[i] != notOut || k.named(i, sameHost) {
 			continue
 		}
-		b.offer(i, total, k.board.candidates[i].key, k.seed)
+		b.offer(total, i, k.board.candidates[i].key, k.seed)
 	}
 	return b.at
 }

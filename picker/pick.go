@@ -26,7 +26,7 @@ func Pick(req *Request, fleet *Fleet) Plan {
 		classes: make([]class, 0, maxShare), menus: make([]menu, 0, maxShare),
 	}
 	for i := range fleet.Endpoints {
-		b.add(&fleet.Endpoints[i])
+		b.add(&fleet.Endpoints[i], fleet.Alpha)
 	}
 	k := picking{board: &b}
 	k.begin(req, fleet, req.Turn)
@@ -68,8 +68,8 @@ type rate struct{ compute, decode, transfer float64 }
 
 // offer is what a menu has for the request's model.
 type offer struct {
-	serves  bool
-	adapter float64 // ms to load it
+	out     exclusion // outModel if it does not have it
+	adapter float64   // ms to load it
 }
 
 // choice is what was decided; places of candidates, -1 for none.
@@ -171,9 +171,11 @@ func (k *picking) charge() {
 	}
 	for i := range k.board.menus {
 		m := &k.board.menus[i]
-		o := offer{serves: model == "" || m.serves(model), adapter: adapter}
+		o := offer{adapter: adapter}
 		if slices.Contains(m.adapters, model) {
 			o.adapter = 0
+		} else if model != "" && !slices.Contains(m.served, model) {
+			o.out = outModel
 		}
 		k.offers = append(k.offers, o)
 	}
@@ -184,42 +186,52 @@ func (k *picking) charge() {
 // out for less than limit is a target.
 func (k *picking) price(limit exclusion) {
 	local, prefill, most := noBest(), noBest(), int32(0)
-	for i := range k.board.candidates {
-		c := &k.board.candidates[i]
-		out := k.exclude(i, c)
-		total := math.Inf(1)
-		switch {
-		case out > outPrefill:
-		case out >= limit:
-			prefill.offer(i, k.value(c, k.leg(i, c)), c.key, k.seed)
-		default:
-			out, total = notOut, k.alone(i, c)
-			local.offer(i, k.value(c, total), c.key, k.seed)
-			if k.cached[i] > most {
-				most, k.choice.most = k.cached[i], i
-			}
+	candidates := k.board.candidates
+	cached, outs, totals := k.cached[:len(candidates)], k.out[:len(candidates)], k.totals[:len(candidates)]
+	strict := k.req.HasSubset || k.fleet.MaxRequests > 0 || k.fleet.MaxQueueMs > 0
+	for i := range candidates {
+		c := &candidates[i]
+		rate, offer := &k.rates[c.class], &k.offers[c.menu]
+		out := max(c.out, offer.out)
+		if strict {
+			out = max(out, k.limits(i, c))
 		}
-		k.out[i], k.totals[i] = out, total
+		if out > outPrefill {
+			outs[i], totals[i] = out, math.Inf(1)
+			continue
+		}
+		compute := rate.compute
+		if cached[i] > 0 {
+			compute = k.compute(i)
+		}
+		total := c.queue + compute*c.weight + offer.adapter
+		if out >= limit {
+			outs[i], totals[i] = out, math.Inf(1)
+			prefill.offer(k.value(c, total), i, c.key, k.seed)
+			continue
+		}
+		total += c.decode + rate.decode
+		outs[i], totals[i] = notOut, total
+		local.offer(k.value(c, total), i, c.key, k.seed)
+		if cached[i] > most {
+			most, k.choice.most = cached[i], i
+		}
 	}
 	k.choice.local, k.choice.prefill = local.at, prefill.at
 }
 
-// exclude is why the candidate cannot be chosen.
-func (k *picking) exclude(i int, c *candidate) exclusion {
+// limits is what the request's subset and the fleet's limits rule out.
+func (k *picking) limits(i int, c *candidate) exclusion {
 	f := k.fleet
 	switch {
 	case k.req.HasSubset && !k.in[i]:
 		return outSubset
-	case c.out > outPrefill:
-		return c.out
-	case !k.offers[c.menu].serves:
-		return outModel
 	case f.MaxRequests > 0 && c.requests >= float64(f.MaxRequests):
 		return outRequests
 	case f.MaxQueueMs > 0 && c.queue > f.MaxQueueMs:
 		return outQueue
 	default:
-		return c.out
+		return notOut
 	}
 }
 
@@ -231,20 +243,15 @@ func (k *picking) value(c *candidate, total float64) float64 {
 	return total
 }
 
-// alone is the price of a target without another worker:
-//
-//	queue + prefill + adapter + delay + decode
-func (k *picking) alone(i int, c *candidate) float64 {
-	return k.leg(i, c) + (c.decode + k.rates[c.class].decode)
-}
-
-// leg is the price of the prefill: alone without the decode step.
-func (k *picking) leg(i int, c *candidate) float64 {
+// leg is the price of a prefill on i alone: queue, prefill with its delay to
+// others, adapter.
+func (k *picking) leg(i int) float64 {
+	c := &k.board.candidates[i]
 	compute := k.rates[c.class].compute
 	if k.cached[i] > 0 {
 		compute = k.compute(i)
 	}
-	return c.queue + compute + k.offers[c.menu].adapter + k.fleet.Alpha*compute*c.requests
+	return c.queue + compute*c.weight + k.offers[c.menu].adapter
 }
 
 // compute is the prefill's own time on a worker that holds a part of the prompt.
@@ -288,11 +295,14 @@ type best struct {
 
 func noBest() best { return best{at: -1, value: math.Inf(1), tie: math.MaxUint64} }
 
-func (b *best) offer(i int, value float64, key, seed uint64) {
-	if value > b.value {
-		return
+func (b *best) offer(value float64, i int, key, seed uint64) {
+	if value <= b.value {
+		b.take(value, i, tie(key, seed))
 	}
-	if t := tie(key, seed); value < b.value || t < b.tie {
-		*b = best{at: i, value: value, tie: t}
+}
+
+func (b *best) take(value float64, i int, tie uint64) {
+	if value < b.value || tie < b.tie {
+		*b = best{at: i, value: value, tie: tie}
 	}
 }

@@ -131,10 +131,10 @@ func (k *picking) cost(i int) Cost {
 	}
 	c.Delay = k.fleet.Alpha * c.Compute * at.requests
 	if out == outPrefill {
-		c.Total = k.leg(i, at)
+		c.Total = k.leg(i)
 		return c
 	}
-	c.Decode, c.Total = at.decode+k.rates[at.class].decode, k.alone(i, at)
+	c.Decode, c.Total = at.decode+k.rates[at.class].decode, k.totals[i]
 	return c
 }
 

@@ -226,10 +226,11 @@ func (p *Pool) refresh(now time.Time) {
 	}
 	clear(p.touched)
 	p.touched = p.touched[:0]
-	ns := p.ns(now)
+	ms := p.ms(now)
+	candidates := p.board.candidates[:len(p.clocks)]
 	for i := range p.clocks {
-		c, at := &p.clocks[i], &p.board.candidates[i]
-		at.queue, at.out = c.queue(ns), c.standing(ns)
+		c, at := &p.clocks[i], &candidates[i]
+		at.queue, at.out = c.queue(ms), c.standing(ms)
 	}
 }
 
@@ -243,7 +244,7 @@ func (p *Pool) settle() {
 	p.clocks = slices.Grow(p.clocks[:0], len(p.workers))[:len(p.workers)]
 	for i, w := range p.workers {
 		e := w.endpoint(p.base)
-		p.board.add(&e)
+		p.board.add(&e, p.fleet.Alpha)
 		w.slot = i
 		w.post()
 	}
@@ -252,8 +253,7 @@ func (p *Pool) settle() {
 // post writes the worker's figures on the board.
 func (w *worker) post() {
 	c := &w.pool.board.candidates[w.slot]
-	c.requests = float64(w.requests())
-	c.decode = idleDecode(&w.timing, w.decoding(), int(w.load.ContextTokens))
+	c.figures(w.requests(), w.decoding(), int(w.load.ContextTokens), w.pool.fleet.Alpha, &w.timing)
 	w.pool.clocks[w.slot] = w.clock()
 }
 
@@ -268,13 +268,9 @@ func (p *Pool) at(address string) []int32 {
 	return p.addresses[address]
 }
 
-// ns is a time on the scale of the clocks.
-func (p *Pool) ns(t time.Time) int64 {
-	if p.base.IsZero() {
-		p.base = t
-	}
-	return int64(t.Sub(p.base))
-}
+// ms is a time on the scale of the clocks: milliseconds since the pool's first
+// record.
+func (p *Pool) ms(t time.Time) float64 { return float64(t.Sub(p.base)) * 1e-6 }
 
 // ModelInfo is what a model name of a request stands for.
 type ModelInfo struct {

@@ -47,62 +47,74 @@ func (r rates) ms(tokens, area int) float64 {
 		r.prefill.B*float64(tokens) + r.prefill.G*float64(area)/2
 }
 
-// clock is a queue's prediction as a function of the time, in ns since the
-// pool's beginning.
+// clock is a queue's prediction as a function of the time. All figures are ms,
+// times on the scale of [Pool.ms].
 type clock struct {
-	// half is half a decode step; ours and others are the prices of the two backlogs;
-	// all in ms.
-	half, ours, others float64
-	// lead is how long before the report our backlog was begun, ms.
-	lead            float64
-	start, reported int64
+	half         float64 // of a decode step
+	ours, others float64 // the prices of the two backlogs
+	// start is when the worker began with ours, reported when others were reported,
+	// lead the time from the one to the other.
+	start, reported, lead float64
 	// until is when the worker's lease ends; out what rules it out before.
-	until int64
+	until float64
 	out   exclusion
 }
 
-// clock is the prediction from what is known now; ns gives the time on its scale.
-func (q *queue) clock(r rates, ns func(time.Time) int64) clock {
+// clock is the prediction from what is known now; ms gives a time on its scale.
+func (q *queue) clock(r rates, ms func(time.Time) float64) clock {
 	c := clock{half: r.decodeMs / 2, ours: r.ms(q.tokens, q.area)}
 	if len(q.legs) > 0 {
-		c.start, c.lead = ns(q.start), msBetween(q.start, q.reported)
+		c.start, c.lead = ms(q.start), msBetween(q.start, q.reported)
 	}
 	if q.others > 0 {
-		c.others, c.reported = r.ms(q.others, 0), ns(q.reported)
+		c.others, c.reported = r.ms(q.others, 0), ms(q.reported)
 	}
 	return c
 }
 
-// queue is the predicted time in ms until a request that arrives now would start:
-// the rest of the running step (half a decode step on average), our backlog, and
+// queue is the predicted time until a request that arrives now would start: the
+// rest of the running step (half a decode step on average), our backlog, and
 // that of the others, of which the worker does what time our own leaves.
-func (c *clock) queue(now int64) float64 {
-	q := c.half
-	if c.ours == 0 && c.others == 0 {
-		return q
-	}
-	spent := 0.0
+func (c *clock) queue(now float64) float64 {
+	q, onOurs := c.half, 0.0
 	if c.ours > 0 {
-		spent = max(0, nsToMs(now-c.start))
-		q += max(c.ours-spent, floorShare*c.ours)
+		spent := now - c.start
+		if spent < 0 {
+			spent = 0
+		}
+		left := c.ours - spent
+		if onOurs = spent - c.lead; left < 0 {
+			onOurs = c.ours - c.lead
+		}
+		if floor := floorShare * c.ours; left < floor {
+			left = floor
+		}
+		q += left
 	}
 	if c.others > 0 {
-		onOurs := max(0, min(spent, c.ours)-c.lead)
-		spare := max(0, max(0, nsToMs(now-c.reported))-onOurs)
-		q += max(c.others-spare, floorShare*c.others)
+		spare := now - c.reported
+		if onOurs > 0 {
+			spare -= onOurs
+		}
+		left, floor := c.others, floorShare*c.others
+		if spare > 0 {
+			left -= spare
+		}
+		if left < floor {
+			left = floor
+		}
+		q += left
 	}
 	return q
 }
 
 // standing is what rules the worker out now, whatever the request.
-func (c *clock) standing(now int64) exclusion {
+func (c *clock) standing(now float64) exclusion {
 	if now > c.until && c.out != outRelay {
 		return outNotReady
 	}
 	return c.out
 }
-
-func nsToMs(ns int64) float64 { return float64(ns) / float64(time.Millisecond) }
 
 // push appends a leg that was booked now. A worker that should be through with
 // what it had begins with it now: the time since then was not spent on it.

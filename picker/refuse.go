@@ -21,7 +21,7 @@ func (k *picking) refusal() Reason {
 			continue
 		}
 		members++
-		if k.offers[c.menu].serves {
+		if k.offers[c.menu].out == notOut {
 			serving++
 		}
 	}

@@ -101,9 +101,9 @@ func (w *worker) report(l *kvindex.Load, now time.Time) {
 func (w *worker) requests() int { return w.others + w.open }
 
 func (w *worker) clock() clock {
-	c := w.queue.clock(w.rates(), w.pool.ns)
+	c := w.queue.clock(w.rates(), w.pool.ms)
 	c.out = standing(w.hello.Role, w.hello.Ready)
-	c.until = w.pool.ns(w.heard.Add(w.lease))
+	c.until = w.pool.ms(w.heard.Add(w.lease))
 	return c
 }
 
@@ -113,7 +113,7 @@ func (w *worker) endpoint(now time.Time) Endpoint {
 		Worker: w.id, Rank: w.rank, Address: w.hello.Address, Role: w.hello.Role, Ready: w.ready(now),
 		Served: w.hello.Served, Adapters: w.hello.Adapters, BlockSize: int(w.hello.BlockSize),
 		Timing: w.timing, KVBytesPerToken: w.kvBytes,
-		QueueMs: c.queue(w.pool.ns(now)), Requests: w.requests(),
+		QueueMs: c.queue(w.pool.ms(now)), Requests: w.requests(),
 		ContextTokens: int(w.load.ContextTokens), Decoding: w.decoding(), KVFree: -1,
 	}
 	if w.load.KVTotal > 0 {
