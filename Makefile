@@ -13,7 +13,7 @@ FUZZ_TIME ?= 5s
 
 .PHONY: help
 help: ## Show this help
-	@grep -hE '^[a-z][a-z0-9-]*:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z][a-z0-9-]*:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
 
 .PHONY: deps
 deps: ## Install the pinned tools into .tools (Envoy, Python client, linter), and Debian's redis-server
@@ -48,6 +48,15 @@ check: ## Format, vet, lint, generated files, import rules, a few seconds of eac
 bench-replay: build ## Replay both traces under each policy, write out/bench/replay.json
 	@scripts/tool envoy
 	@go run ./test/bench/replay $(ARGS)
+
+.PHONY: bench-index
+bench-index: $(if $(BENCH_SHORT),,bench-index-peer) ## The index against Dynamo's indexers, write out/bench/index.json (BENCH_SHORT=1: in 50 s, peer as built)
+	@mkdir -p out/bench && go build -o out/bench/index ./test/bench/index
+	@out/bench/index $(ARGS)
+
+.PHONY: bench-index-peer
+bench-index-peer: ## Build Dynamo's indexers for bench-index (needs cargo; cmake and g++ for the whole decision)
+	@test/peers/dynamo-index/build
 
 .PHONY: gen
 gen: ## Regenerate files made by tools

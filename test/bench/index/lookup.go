@@ -1,0 +1,180 @@
+package main
+
+import (
+	"fmt"
+
+	"github.com/kvlane/kvlane/kvindex"
+)
+
+// sums are what all queries of a set match: workers, and their depths in blocks.
+type sums struct{ matched, blocks int }
+
+// wantSums are the sums by workers and query set. Every exact index gives them.
+var wantSums = map[uint64]map[string]sums{
+	32: {
+		"q16": {70_144, 1_122_304}, "q128": {69_768, 2_580_499}, "q1024": {17_963, 705_844}, "q8192": {4_487, 175_197},
+		"deep1024": {32, 32_768}, "deep8192": {32, 237_568}, "miss": {},
+	},
+	256: {
+		"q16": {249_569, 3_993_104}, "q128": {245_518, 8_204_802}, "q1024": {59_140, 2_023_078}, "q8192": {15_601, 533_141},
+		"deep1024": {32, 32_768}, "deep8192": {32, 237_568}, "miss": {},
+	},
+}
+
+// filled is an index with all stores and documents applied.
+func filled(p *plan, hash keys) (*kvindex.Index, error) {
+	x := kvindex.NewIndex()
+	f := newFeed(p.workers, 1)
+	p.stores(hash, false, f.store)
+	p.documents(hash, f.store)
+	return x, f.applyAll(x)
+}
+
+func sumsOf(x *kvindex.Index, set querySet, hash keys) sums {
+	var s sums
+	var dst []kvindex.Match
+	for _, prompt := range set.prompts {
+		dst = x.Overlap(hash(prompt), dst[:0])
+		s.matched += len(dst)
+		for i := range dst {
+			s.blocks += int(dst[i].Depth[kvindex.Device])
+		}
+	}
+	return s
+}
+
+// lookups compares the queries on both sides. With fromIDs the keys are made on
+// the clock, from the prompt's tokens. finish is called for each of the peer's
+// indexers while it is still filled.
+func (b *bench) lookups(p *plan, fromIDs bool, finish func(indexer string) error) error {
+	mode, hash := "given", given
+	if fromIDs {
+		mode, hash = "tokens", fromTokens
+	}
+	x, err := filled(p, hash)
+	if err != nil {
+		return err
+	}
+	sets := p.queries()
+	for _, set := range sets {
+		if got, want := sumsOf(x, set, hash), wantSums[p.workers][set.name]; got != want {
+			return fmt.Errorf("%s, %d workers: sums %+v, want %+v", set.name, p.workers, got, want)
+		}
+	}
+	calls := map[string]func(int){}
+	for _, set := range sets {
+		calls[set.name] = lookup(x, set, fromIDs)
+	}
+	ours, theirs := results{}, results{}
+	for _, indexer := range b.indexers() {
+		if err := b.fillPeer(p, indexer, mode); err != nil {
+			return err
+		}
+		for range b.repeats {
+			for _, set := range sets {
+				call := calls[set.name]
+				ours.add(set.name, "", times(len(set.prompts), b.cpu, call))
+				a, err := b.peer.one("lookup %s %d", set.name, b.cpu.Milliseconds())
+				if err != nil {
+					return err
+				}
+				theirs.add(set.name, indexer, a.timing)
+			}
+		}
+		if err := finish(indexer); err != nil {
+			return err
+		}
+	}
+	for _, set := range sets {
+		b.lookupRows(p, set.name, fromIDs, ours.best(set.name), theirs.best(set.name))
+	}
+	return nil
+}
+
+// lookup is a call of query i of the set.
+func lookup(x *kvindex.Index, set querySet, fromIDs bool) func(i int) {
+	dst := make([]kvindex.Match, 0, 1024)
+	if !fromIDs {
+		var chains [][]kvindex.BlockHash
+		for _, prompt := range set.prompts {
+			chains = append(chains, given(prompt))
+		}
+		return func(i int) { dst = x.Overlap(chains[i], dst[:0]) }
+	}
+	var prompts [][]uint32
+	for _, prompt := range set.prompts {
+		prompts = append(prompts, tokensOf(prompt))
+	}
+	chain, start := make([]kvindex.BlockHash, 0, document), root()
+	return func(i int) {
+		chain = kvindex.AppendChain(chain[:0], start, prompts[i], blockTokens)
+		dst = x.Overlap(chain, dst[:0])
+	}
+}
+
+// fillPeer has the peer fill an indexer and checks that it gives the same answers.
+func (b *bench) fillPeer(p *plan, indexer, mode string) error {
+	if _, err := b.peer.ask("fill %s %s", indexer, mode); err != nil {
+		return err
+	}
+	rows, err := b.peer.ask("sums")
+	if err != nil {
+		return err
+	}
+	for _, r := range rows {
+		if got, want := (sums{r.Matched, r.Blocks}), wantSums[p.workers][r.Query]; got != want {
+			return fmt.Errorf("the peer's %s, %s, %d workers: sums %+v, want %+v", indexer, r.Query, p.workers, got, want)
+		}
+	}
+	return nil
+}
+
+func (b *bench) lookupRows(p *plan, set string, fromIDs bool, ours, theirs best) {
+	goal := 0.5
+	if set == "miss" {
+		goal = 1
+	}
+	name := fmt.Sprintf("lookup %s, %d workers", set, p.workers)
+	if fromIDs {
+		name += ", keys from token ids"
+	}
+	b.file.Compare(name, "p50", "ns", "lower", ours.p50, peerName+" "+theirs.p50By, theirs.p50, goal)
+	b.file.Compare(name, "p99", "ns", "lower", ours.p99, peerName+" "+theirs.p99By, theirs.p99, goal)
+	b.file.Compare(name, "mean", "ns", "lower", ours.mean, peerName+" "+theirs.meanBy, theirs.mean, 0)
+}
+
+// results are the repeated timings of each query set by each indexer.
+type results map[string]map[string][]timing
+
+func (r results) add(set, indexer string, t timing) {
+	if r[set] == nil {
+		r[set] = map[string][]timing{}
+	}
+	r[set][indexer] = append(r[set][indexer], t)
+}
+
+// best is the lowest median of each figure, and whose it is.
+type best struct {
+	p50, p99, mean       float64
+	p50By, p99By, meanBy string
+}
+
+func (r results) best(set string) best {
+	var b best
+	pick := func(of func(timing) float64) (least float64, by string) {
+		for indexer, timings := range r[set] {
+			var v []float64
+			for _, t := range timings {
+				v = append(v, of(t))
+			}
+			if m := median(v); by == "" && least == 0 || m < least || m == least && indexer < by {
+				least, by = m, indexer
+			}
+		}
+		return least, by
+	}
+	b.p50, b.p50By = pick(func(t timing) float64 { return t.P50 })
+	b.p99, b.p99By = pick(func(t timing) float64 { return t.P99 })
+	b.mean, b.meanBy = pick(func(t timing) float64 { return t.Mean })
+	return b
+}
