@@ -2,6 +2,7 @@ package kvindex
 
 import (
 	"encoding/binary"
+	"unsafe"
 
 	"github.com/zeebo/xxh3"
 )
@@ -12,7 +13,8 @@ import (
 const ChunkSize = 64
 
 // ChunkHash names the canonical prompt text from its start to the end of one
-// chunk, together with its seed.
+// chunk, together with its seed. It is chained like [BlockHash.Next]:
+// XXH3-64(parent, XXH3-64(text)), the seed being the first parent.
 type ChunkHash uint64
 
 // Seed separates prompt texts that render differently although their words are
@@ -36,7 +38,7 @@ func NewSeed(parts ...string) Seed {
 type ChunkHasher struct {
 	parent ChunkHash
 	fill   int
-	buf    [8 + ChunkSize]byte // parent hash, then the chunk so far
+	buf    [ChunkSize]byte // the chunk so far
 	chunks []ChunkHash
 	total  int
 }
@@ -50,37 +52,39 @@ func NewChunkHasher(seed Seed) *ChunkHasher {
 func (c *ChunkHasher) Write(p []byte) (int, error) {
 	n := len(p)
 	c.total += n
-	for len(p) > 0 {
-		k := copy(c.buf[8+c.fill:], p)
-		c.fill += k
-		p = p[k:]
-		if c.fill == ChunkSize {
-			c.flush()
-		}
+	if c.fill > 0 {
+		p = p[c.top(p):]
+	}
+	for len(p) >= ChunkSize {
+		c.chunk(p[:ChunkSize])
+		p = p[ChunkSize:]
+	}
+	if len(p) > 0 {
+		c.top(p)
 	}
 	return n, nil
 }
 
 // WriteString is Write for strings.
 func (c *ChunkHasher) WriteString(s string) (int, error) {
-	n := len(s)
-	c.total += n
-	for s != "" {
-		k := copy(c.buf[8+c.fill:], s)
-		c.fill += k
-		s = s[k:]
-		if c.fill == ChunkSize {
-			c.flush()
-		}
-	}
-	return n, nil
+	// The bytes are only read, and not kept.
+	return c.Write(unsafe.Slice(unsafe.StringData(s), len(s)))
 }
 
-func (c *ChunkHasher) flush() {
-	binary.LittleEndian.PutUint64(c.buf[:8], uint64(c.parent))
-	c.parent = ChunkHash(xxh3.Hash(c.buf[:]))
+// top fills the buffer up and hashes it when it is full. It returns how much of
+// p went in.
+func (c *ChunkHasher) top(p []byte) int {
+	n := copy(c.buf[c.fill:], p)
+	if c.fill += n; c.fill == ChunkSize {
+		c.fill = 0
+		c.chunk(c.buf[:])
+	}
+	return n
+}
+
+func (c *ChunkHasher) chunk(text []byte) {
+	c.parent = ChunkHash(BlockHash(c.parent).then(xxh3.Hash(text)))
 	c.chunks = append(c.chunks, c.parent)
-	c.fill = 0
 }
 
 // Chunks are the hashes of the complete chunks so far. The slice is the
