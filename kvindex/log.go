@@ -26,14 +26,26 @@ func (e *GapError) Error() string {
 }
 
 // A Log carries records from agents to pickers. Implementations: the embedded
-// one and its client (kvindex/memlog), later Redis (kvindex/redislog).
+// one and its client (kvindex/memlog), and Redis (kvindex/redislog).
 type Log interface {
 	// Append writes records of one writer in order. It returns a *GapError if a
 	// record does not follow the owner's last one, and ErrFenced for a stale
 	// writer; records before the faulty one are written.
 	Append(ctx context.Context, records []Record) error
-	// Tail calls apply first with what rebuilds the present state, then with each
-	// later batch, in order, until ctx ends or the log fails. A tail that falls
+	// Tail calls apply first with what rebuilds the present state, then exactly
+	// once with an empty batch, which says that this state is complete, then with
+	// each later batch, in order, until ctx ends or the log fails. A tail that falls
 	// too far behind ends with an error; the caller starts anew.
 	Tail(ctx context.Context, apply func([]Record) error) error
+	// CheckpointDue reports whether the log asks the writer of a worker for a
+	// [Log.Checkpoint], so that it can forget the records before. It is cheap and
+	// does not block. A log that keeps the present state itself never asks.
+	CheckpointDue(w WorkerID) bool
+	// Checkpoint gives the log what one worker's owners hold: for each of them a
+	// Cleared with the Seq of the last record that the content includes, then
+	// Stored records with Seq 0, parents first. It must not run beside an Append
+	// for the same worker, and everything appended before must be included; records
+	// that are not appended yet may be. Readers do not see it, and an error costs
+	// nothing but the asking again.
+	Checkpoint(ctx context.Context, records []Record) error
 }

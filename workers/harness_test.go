@@ -168,6 +168,19 @@ func (l *faultyLog) Append(ctx context.Context, records []kvindex.Record) error 
 	return inner.Append(ctx, records)
 }
 
+func (l *faultyLog) CheckpointDue(w kvindex.WorkerID) bool {
+	inner, fault := l.now()
+	return fault == nil && inner.CheckpointDue(w)
+}
+
+func (l *faultyLog) Checkpoint(ctx context.Context, records []kvindex.Record) error {
+	inner, fault := l.now()
+	if fault != nil {
+		return fault
+	}
+	return inner.Checkpoint(ctx, records)
+}
+
 func (l *faultyLog) Tail(ctx context.Context, apply func([]kvindex.Record) error) error {
 	inner, _ := l.now()
 	return inner.Tail(ctx, apply)

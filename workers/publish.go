@@ -85,6 +85,9 @@ type publisher struct {
 type flight struct {
 	records []kvindex.Record
 	load    *kvindex.Load
+	// checkpoint: the records are not appended but kept by the log as this worker's
+	// content.
+	checkpoint bool
 }
 
 func newPublisher(log kvindex.Log, worker kvindex.WorkerID, term uint64, hello func() kvindex.Hello, l *load, m *Metrics) *publisher {
@@ -325,7 +328,10 @@ func (p *publisher) send(ctx context.Context) {
 		p.helloAt, p.loadAt = now.Add(heartbeatEvery), now.Add(heartbeatEvery)
 		return
 	}
-	f := p.next(now)
+	f := p.checkpoint()
+	if f == nil {
+		f = p.next(now)
+	}
 	if len(f.records) == 0 {
 		return
 	}
@@ -334,8 +340,34 @@ func (p *publisher) send(ctx context.Context) {
 		// A stop must not cut the record that says "not ready".
 		actx, cancel := context.WithTimeout(context.WithoutCancel(ctx), appendTimeout)
 		defer cancel()
+		if f.checkpoint {
+			p.results <- p.log.Checkpoint(actx, f.records)
+			return
+		}
 		p.results <- p.log.Append(actx, f.records)
 	}()
+}
+
+// checkpoint is the content for the log if it asks for that, else nil. What is
+// pending is in the mirrors and in the numbers of the Cleareds.
+func (p *publisher) checkpoint() *flight {
+	if p.dirty || !p.log.CheckpointDue(p.worker) {
+		return nil
+	}
+	f := &flight{checkpoint: true}
+	for _, o := range p.owners {
+		if p.seqs[o] == 0 {
+			continue
+		}
+		head := kvindex.Record{Owner: o, Epoch: p.epochs[o.Rank], Term: p.term, Kind: kvindex.KindCleared, Seq: p.seqs[o]}
+		f.records = append(f.records, head)
+		head.Kind, head.Seq = kvindex.KindStored, 0
+		for part := range p.mirrors[o].holds() {
+			head.Stored = &part
+			f.records = append(f.records, head)
+		}
+	}
+	return f
 }
 
 // next collects the records of one Append.
@@ -391,6 +423,12 @@ func isAnchor(r *kvindex.Record) bool {
 func (p *publisher) landed(err error) error {
 	f := p.flight
 	p.flight = nil
+	if f.checkpoint {
+		if err != nil { // the log asks again; what it has is still right
+			p.metrics.LogErrors.WithLabelValues("checkpoint").Inc()
+		}
+		return nil
+	}
 	if err == nil {
 		p.metrics.Appended.Add(float64(len(f.records)))
 		p.metrics.LogUp.Set(1)

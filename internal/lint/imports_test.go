@@ -34,6 +34,7 @@ var allowed = map[string][]string{
 	// The log and what engines publish.
 	"kvindex/memlog":       {"kvindex", "kvindex/memlog/logpb"},
 	"kvindex/memlog/logpb": {},
+	"kvindex/redislog":     {"kvindex"},
 	"kvindex/enginewire":   {"kvindex"},
 	"kvindex/translate":    {"kvindex", "kvindex/enginewire"},
 	"kvindex/listing":      {"kvindex"},
@@ -59,6 +60,7 @@ var allowed = map[string][]string{
 	"internal/benchfile":     {},
 	"internal/lint":          {},
 	"internal/porttest":      {}, // for tests
+	"internal/redistest":     {"internal/porttest"}, // for tests
 }
 
 // onlyFor names packages that nobody but the given ones may import, "all" included.

@@ -102,6 +102,12 @@ func (c *Client) Append(ctx context.Context, records []kvindex.Record) error {
 	return nil
 }
 
+// CheckpointDue implements [kvindex.Log]: never, see [Log.CheckpointDue].
+func (c *Client) CheckpointDue(kvindex.WorkerID) bool { return false }
+
+// Checkpoint implements [kvindex.Log]; there is nothing to do.
+func (c *Client) Checkpoint(context.Context, []kvindex.Record) error { return nil }
+
 // Tail implements [kvindex.Log].
 func (c *Client) Tail(ctx context.Context, apply func([]kvindex.Record) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -112,6 +118,7 @@ func (c *Client) Tail(ctx context.Context, apply func([]kvindex.Record) error) e
 	if err != nil {
 		return tailError(ctx, err)
 	}
+	complete := false // an empty message: the first ends the present state, the others are beats
 	for {
 		resp, err := stream.Recv()
 		if err != nil {
@@ -123,7 +130,8 @@ func (c *Client) Tail(ctx context.Context, apply func([]kvindex.Record) error) e
 			return fmt.Errorf("tail log: %w", err)
 		}
 		watch.Stop() // the time that apply takes is not the log's silence
-		if len(records) > 0 {
+		if len(records) > 0 || !complete {
+			complete = complete || len(records) == 0
 			if err := apply(records); err != nil {
 				return fmt.Errorf("apply batch: %w", err)
 			}

@@ -10,10 +10,10 @@
 // refuses has changed nothing, in the log and in every tail.
 //
 // A tail begins with a snapshot: for each worker the last Hello and Load, for
-// each owner a Cleared with the owner's last Seq followed by its blocks, and at
-// last the learned texts. All of these but the Cleared have Seq 0, so the next
-// live record of an owner is the next number, however many records the snapshot
-// took. A reader that kept its index over a broken tail applies the snapshot to
+// each owner a Cleared with the owner's last Seq followed by its blocks, the
+// learned texts, and at last an empty batch, once. All of these records but the
+// Cleared have Seq 0, so the next live record of an owner is the next number,
+// however many records the snapshot took. A reader that kept its index over a broken tail applies the snapshot to
 // it: an owner that is already there is skipped, one that is behind is rebuilt.
 // A worker that said Bye meanwhile is not named; its lease ends it at the reader.
 //

@@ -70,6 +70,11 @@ func (l *Log) tail(ctx context.Context, beat <-chan time.Time, apply func([]kvin
 			return fmt.Errorf("apply snapshot: %w", err)
 		}
 	}
+	if ctx.Err() == nil {
+		if err := apply(nil); err != nil {
+			return fmt.Errorf("apply end of snapshot: %w", err)
+		}
+	}
 	for {
 		batches, err := l.take(t)
 		if err != nil {
