@@ -19,8 +19,12 @@ const (
 // can fail. The other policies use prefill workers wherever there are any.
 func (k *picking) choose() {
 	c := &k.choice
-	if k.policy == PolicyRoundRobin || k.policy == PolicyRandom {
+	switch k.policy {
+	case PolicyRoundRobin, PolicyRandom:
 		c.local, c.prefill = k.byTurn(decodeLeg, notOut), k.byTurn(prefillLeg, outPrefill)
+	case PolicyLeastRequests:
+		c.local, c.prefill = k.leastRequests(notOut), k.leastRequests(outPrefill)
+	default: // PolicyKV: the prices say it
 	}
 	if k.req.Model == "" {
 		c.prefill = -1
@@ -66,6 +70,16 @@ func (k *picking) byTurn(leg byte, out exclusion) int {
 	})
 }
 
+func (k *picking) leastRequests(out exclusion) int {
+	b := noBest()
+	for i := range k.board.candidates {
+		if c := &k.board.candidates[i]; k.out[i] == out {
+			b.offer(c.requests, i, c.key, k.seed)
+		}
+	}
+	return b.at
+}
+
 // bestPair is the best target after the prefill leg.
 func (k *picking) bestPair(leg float64) int {
 	b := noBest()
@@ -93,50 +107,99 @@ func (k *picking) reason() Reason {
 	}
 }
 
-// backUp finds the next best addresses for when the target does not answer:
-// hosts not named yet come first, since a dead node takes all its ports with it.
-func (k *picking) backUp() {
-	c := &k.choice
-	sameHost := false
-	for c.backups < min(k.fleet.Fallbacks, maxFallbacks) {
-		next := k.nextBest(sameHost)
-		switch {
-		case next >= 0:
-			c.fallbacks[c.backups] = int32(next)
-			c.backups++
-		case sameHost:
+// leaders are the best targets of as many hosts as a plan can name, each host's
+// best, in order.
+type leaders struct {
+	list [maxFallbacks + 1]leader
+	n    int
+	want int
+	// bar is the greatest total that may get in.
+	bar float64
+}
+
+type leader struct {
+	best
+
+	host uint64
+}
+
+func (l *leaders) begin(want int) { l.n, l.want, l.bar = 0, want, math.Inf(1) }
+
+func (l *leaders) first() int {
+	if l.n == 0 {
+		return -1
+	}
+	return l.list[0].at
+}
+
+// lead lets target i into the leaders if it is good enough.
+func (k *picking) lead(i int, total float64) {
+	l := &k.leaders
+	in := leader{best{at: i, value: total, tie: tie(k.board.candidates[i].key, k.seed)}, k.board.places[i].host}
+	at, end := 0, l.n // its place, and that of who has to go
+	for at < l.n && l.list[at].before(&in.best) {
+		if l.list[at].host == in.host {
 			return
-		default:
-			sameHost = true
 		}
+		at++
+	}
+	for j := at; j < l.n; j++ {
+		if l.list[j].host == in.host {
+			end = j
+			break
+		}
+	}
+	if at == l.want {
+		return
+	}
+	if end == l.n {
+		l.n = min(l.n+1, l.want)
+		end = l.n - 1
+	}
+	copy(l.list[at+1:end+1], l.list[at:end])
+	l.list[at] = in
+	if l.n == l.want {
+		l.bar = l.list[l.n-1].value
 	}
 }
 
-// nextBest is the best target whose host, or else whose address, is not named.
-func (k *picking) nextBest(sameHost bool) int {
+func (b *best) before(o *best) bool { return b.value < o.value || b.value == o.value && b.tie < o.tie }
+
+// backUp finds the next best addresses for when the target does not answer:
+// hosts not named yet come first, since a dead node takes all its ports with it.
+func (k *picking) backUp() {
+	c, l := &k.choice, &k.leaders
+	for i := range l.list[:l.n] {
+		if c.backups < l.want-1 && l.list[i].host != k.board.places[c.target].host {
+			c.fallbacks[c.backups] = int32(l.list[i].at)
+			c.backups++
+		}
+	}
+	for c.backups < l.want-1 {
+		next := k.nextAddress()
+		if next < 0 {
+			return
+		}
+		c.fallbacks[c.backups] = int32(next)
+		c.backups++
+	}
+}
+
+// nextAddress is the best target whose address is not named.
+func (k *picking) nextAddress() int {
 	b := noBest()
 	for i, total := range k.totals {
-		if total > b.value || k.out[i] != notOut || k.named(i, sameHost) {
-			continue
+		if total <= b.value && k.out[i] == notOut && !k.named(k.board.places[i].address) {
+			b.offer(total, i, k.board.candidates[i].key, k.seed)
 		}
-		b.offer(total, i, k.board.candidates[i].key, k.seed)
 	}
 	return b.at
 }
 
-func (k *picking) named(i int, sameHost bool) bool {
-	p, c := &k.board.places[i], &k.choice
-	same := func(other int) bool {
-		o := &k.board.places[other]
-		return o.address == p.address || !sameHost && o.host == p.host
-	}
-	if same(c.target) {
+func (k *picking) named(address uint64) bool {
+	c := &k.choice
+	if k.board.places[c.target].address == address {
 		return true
 	}
-	for _, other := range c.fallbacks[:c.backups] {
-		if same(int(other)) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(c.fallbacks[:c.backups], func(i int32) bool { return k.board.places[i].address == address })
 }

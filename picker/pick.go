@@ -7,6 +7,7 @@ import (
 
 	"github.com/zeebo/xxh3"
 
+	"github.com/kvlane/kvlane/internal/timing"
 	"github.com/kvlane/kvlane/kvindex"
 )
 
@@ -58,13 +59,18 @@ type picking struct {
 	offers   []offer // of each menu
 	out      []exclusion
 	// totals are the prices alone, infinite for those that are no targets.
-	totals []float64
+	totals  []float64
+	leaders leaders
 
 	choice choice
 }
 
 // rate is what a class charges for the whole prompt, in ms.
-type rate struct{ compute, decode, transfer float64 }
+type rate struct {
+	compute, decode, transfer float64
+	// most is the credit of a worker that holds all of it, tokens.
+	most int
+}
 
 // offer is what a menu has for the request's model.
 type offer struct {
@@ -112,8 +118,8 @@ func (k *picking) begin(req *Request, fleet *Fleet, turn uint64) {
 // decide makes the choice. It allocates nothing once its slices are long enough.
 func (k *picking) decide() {
 	k.choice = choice{target: -1, prefill: -1, local: -1, paired: -1, most: -1}
-	k.credit()
 	k.charge()
+	k.credit()
 	k.price(outPrefill)
 	if k.choice.local < 0 && k.req.Model == "" {
 		k.price(outQueue) // a path without a model needs no decode worker
@@ -130,25 +136,17 @@ func (k *picking) decide() {
 // the last whole block before it. Blocks in slower tiers give no credit: nothing
 // moves them up before the prefill yet, so they cost as much as absent ones.
 func (k *picking) credit() {
-	if k.req.ISL < 1 {
-		return
-	}
 	for j := range k.req.Matches {
 		m := &k.req.Matches[j]
 		i := k.board.locate(m)
 		if i < 0 {
 			continue
 		}
-		size := k.board.classes[k.board.candidates[i].class].blockSize
-		if size < 1 {
-			continue
+		c := k.board.candidates[i].class
+		if held := min(int(m.Depth[kvindex.Device])*k.board.classes[c].blockSize, k.rates[c].most); held > 0 {
+			k.cached[i] = int32(held)
+			k.credited = append(k.credited, int32(i))
 		}
-		held := int(m.Depth[kvindex.Device]) * size
-		if held >= k.req.ISL {
-			held = (k.req.ISL - 1) / size * size
-		}
-		k.cached[i] = int32(held)
-		k.credited = append(k.credited, int32(i))
 	}
 }
 
@@ -161,6 +159,7 @@ func (k *picking) charge() {
 			compute:  c.timing.PrefillMs(max(1, k.req.ISL), 0, k.fleet.ChunkTokens),
 			decode:   c.timing.Decode.F * float64(k.req.ISL),
 			transfer: k.fleet.Transfer.Ms(k.req.ISL, c.kvBytes),
+			most:     max(0, k.req.ISL-1) / max(1, c.blockSize) * c.blockSize,
 		})
 	}
 	model, adapter := k.req.Model, 0.0
@@ -185,7 +184,8 @@ func (k *picking) charge() {
 // target alone, the best prefill worker and the target that holds most. Who is
 // out for less than limit is a target.
 func (k *picking) price(limit exclusion) {
-	local, prefill, most := noBest(), noBest(), int32(0)
+	prefill, most := noBest(), int32(0)
+	k.leaders.begin(min(k.fleet.Fallbacks, maxFallbacks) + 1)
 	candidates := k.board.candidates
 	cached, outs, totals := k.cached[:len(candidates)], k.out[:len(candidates)], k.totals[:len(candidates)]
 	strict := k.req.HasSubset || k.fleet.MaxRequests > 0 || k.fleet.MaxQueueMs > 0
@@ -207,17 +207,19 @@ func (k *picking) price(limit exclusion) {
 		total := c.queue + compute*c.weight + offer.adapter
 		if out >= limit {
 			outs[i], totals[i] = out, math.Inf(1)
-			prefill.offer(k.value(c, total), i, c.key, k.seed)
+			prefill.offer(total, i, c.key, k.seed)
 			continue
 		}
 		total += c.decode + rate.decode
 		outs[i], totals[i] = notOut, total
-		local.offer(k.value(c, total), i, c.key, k.seed)
+		if total <= k.leaders.bar {
+			k.lead(i, total)
+		}
 		if cached[i] > most {
 			most, k.choice.most = cached[i], i
 		}
 	}
-	k.choice.local, k.choice.prefill = local.at, prefill.at
+	k.choice.local, k.choice.prefill = k.leaders.first(), prefill.at
 }
 
 // limits is what the request's subset and the fleet's limits rule out.
@@ -235,14 +237,6 @@ func (k *picking) limits(i int, c *candidate) exclusion {
 	}
 }
 
-// value is what the policy compares.
-func (k *picking) value(c *candidate, total float64) float64 {
-	if k.policy == PolicyLeastRequests {
-		return c.requests
-	}
-	return total
-}
-
 // leg is the price of a prefill on i alone: queue, prefill with its delay to
 // others, adapter.
 func (k *picking) leg(i int) float64 {
@@ -256,8 +250,13 @@ func (k *picking) leg(i int) float64 {
 
 // compute is the prefill's own time on a worker that holds a part of the prompt.
 func (k *picking) compute(i int) float64 {
-	cached := int(k.cached[i])
-	return k.class(i).timing.PrefillMs(max(1, k.req.ISL-cached), cached, k.fleet.ChunkTokens)
+	cached, p := int(k.cached[i]), &k.class(i).timing.Prefill
+	uncached := float64(max(1, k.req.ISL-cached))
+	ms := p.B*uncached + p.G*uncached*(float64(cached)+uncached/2)
+	if k.req.ISL-cached > k.fleet.ChunkTokens && k.fleet.ChunkTokens > 0 {
+		return ms + p.A*float64(timing.Steps(k.req.ISL-cached, k.fleet.ChunkTokens))
+	}
+	return ms + p.A
 }
 
 func (k *picking) class(i int) *class { return &k.board.classes[k.board.candidates[i].class] }

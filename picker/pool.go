@@ -26,10 +26,11 @@ type Pool struct {
 	swept   time.Time
 	counts  counts
 
-	// board is what a pick reads, clocks what of it changes with the time; both have
-	// the workers' order. moved says that this is out of date, touched which workers'
-	// figures are.
+	// board is what a pick reads, lines and clocks say what of it changes with the
+	// time; all have the workers' order. moved says that this is out of date, touched
+	// which workers' figures are.
 	board   board
+	lines   []line
 	clocks  []clock
 	moved   bool
 	touched []*worker
@@ -209,6 +210,7 @@ func (p *Pool) Fleet(now time.Time) *Fleet {
 	p.sweep(now)
 	f := p.fleet
 	f.Endpoints = make([]Endpoint, 0, len(p.workers))
+	p.refresh(now)
 	for _, w := range p.workers {
 		f.Endpoints = append(f.Endpoints, w.endpoint(now))
 	}
@@ -227,10 +229,14 @@ func (p *Pool) refresh(now time.Time) {
 	clear(p.touched)
 	p.touched = p.touched[:0]
 	ms := p.ms(now)
-	candidates := p.board.candidates[:len(p.clocks)]
-	for i := range p.clocks {
-		c, at := &p.clocks[i], &candidates[i]
-		at.queue, at.out = c.queue(ms), c.standing(ms)
+	candidates := p.board.candidates[:len(p.lines)]
+	for i := range p.lines {
+		l := &p.lines[i]
+		if ms < l.from || ms >= l.to {
+			*l = p.clocks[i].line(ms)
+			candidates[i].out = p.clocks[i].standing(ms)
+		}
+		candidates[i].queue = l.a - l.b*ms
 	}
 }
 
@@ -241,11 +247,12 @@ func (p *Pool) settle() {
 	}
 	p.moved, p.addresses = false, nil
 	p.board.clear()
+	p.lines = slices.Grow(p.lines[:0], len(p.workers))[:len(p.workers)]
 	p.clocks = slices.Grow(p.clocks[:0], len(p.workers))[:len(p.workers)]
 	for i, w := range p.workers {
+		w.slot = i
 		e := w.endpoint(p.base)
 		p.board.add(&e, p.fleet.Alpha)
-		w.slot = i
 		w.post()
 	}
 }
@@ -255,6 +262,7 @@ func (w *worker) post() {
 	c := &w.pool.board.candidates[w.slot]
 	c.figures(w.requests(), w.decoding(), int(w.load.ContextTokens), w.pool.fleet.Alpha, &w.timing)
 	w.pool.clocks[w.slot] = w.clock()
+	w.pool.lines[w.slot] = line{} // on no stretch
 }
 
 // at are the places of an address.

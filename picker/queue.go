@@ -1,6 +1,7 @@
 package picker
 
 import (
+	"math"
 	"time"
 
 	"github.com/kvlane/kvlane/internal/timing"
@@ -106,6 +107,41 @@ func (c *clock) queue(now float64) float64 {
 		q += left
 	}
 	return q
+}
+
+// line is a stretch of a clock on which its queue is a - b*now.
+type line struct{ a, b, from, to float64 }
+
+// line is the stretch that now is on. It also ends where the lease does.
+func (c *clock) line(now float64) line {
+	l := line{from: now, to: math.Inf(1)}
+	if now <= c.until {
+		l.to = math.Nextafter(c.until, l.to)
+	}
+	before := func(at float64) bool {
+		if now < at {
+			l.to = min(l.to, at)
+		}
+		return now < at
+	}
+	if c.ours > 0 && !before(c.start) && before(c.start+c.ours-floorShare*c.ours) {
+		l.b = 1
+	}
+	if c.others > 0 && !before(c.reported) {
+		spare, spares := now-c.reported, 1.0 // and its growth
+		if c.ours > 0 && !before(c.start+c.lead) {
+			spare -= min(now-c.start, c.ours) - c.lead
+			if before(c.start + c.ours) {
+				spares = 0
+			}
+		}
+		if left := c.others - floorShare*c.others - spare; left > 0 && spares > 0 {
+			l.b++
+			l.to = min(l.to, now+left)
+		}
+	}
+	l.a = c.queue(now) + l.b*now
+	return l
 }
 
 // standing is what rules the worker out now, whatever the request.

@@ -54,6 +54,7 @@ func (p *Pool) Stats(now time.Time) PoolStats {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.sweep(now)
+	p.refresh(now)
 	s := PoolStats{
 		Workers: len(p.workers), PerWorker: make([]WorkerStats, 0, len(p.workers)),
 		Picked: p.counts.picked, Refused: p.counts.refused, Expired: p.counts.expired,

@@ -107,14 +107,17 @@ func (w *worker) clock() clock {
 	return c
 }
 
+// endpoint is the worker as a candidate; the queue is the board's.
 func (w *worker) endpoint(now time.Time) Endpoint {
-	c := w.clock()
 	e := Endpoint{
 		Worker: w.id, Rank: w.rank, Address: w.hello.Address, Role: w.hello.Role, Ready: w.ready(now),
 		Served: w.hello.Served, Adapters: w.hello.Adapters, BlockSize: int(w.hello.BlockSize),
 		Timing: w.timing, KVBytesPerToken: w.kvBytes,
-		QueueMs: c.queue(w.pool.ms(now)), Requests: w.requests(),
+		Requests:      w.requests(),
 		ContextTokens: int(w.load.ContextTokens), Decoding: w.decoding(), KVFree: -1,
+	}
+	if w.slot < len(w.pool.board.candidates) {
+		e.QueueMs = w.pool.board.candidates[w.slot].queue
 	}
 	if w.load.KVTotal > 0 {
 		e.KVFree = (int(w.load.KVTotal) - int(w.load.KVUsed)) * e.BlockSize
