@@ -76,7 +76,7 @@ func batchFields(c *cursor) (rawBatch, error) {
 				f.time = raw
 			case "events":
 				f.events = raw
-			case "data_parallel_rank":
+			case "data_parallel_rank", "attn_dp_rank": // vLLM's word and SGLang's
 				f.rank = raw
 			}
 		})
@@ -182,6 +182,12 @@ func (f *fields) readGroup(e *Event) error {
 	if e.GroupKind, err = optionalText(f.groupKind); err != nil {
 		return fmt.Errorf("kv_cache_spec_kind: %w", err)
 	}
+	if !isNil(f.window) {
+		c := cursor{f.window}
+		if e.Window, err = c.count(math.MaxInt32); err != nil {
+			return fmt.Errorf("kv_cache_spec_sliding_window: %w", err)
+		}
+	}
 	return nil
 }
 
@@ -224,9 +230,9 @@ func TierOf(medium string) (kvindex.Tier, bool) {
 		return kvindex.Device, true
 	case "CPU", "CPU_PINNED", "CPU_TIER1":
 		return kvindex.Host, true
-	case "CPU_TIER2", "DISK", "NVME", "STORAGE":
+	case "CPU_TIER2", "DISK", "FS", "NVME", "STORAGE":
 		return kvindex.Disk, true
-	case "EXTERNAL", "NETWORK", "REMOTE", "SHARED":
+	case "EXTERNAL", "NETWORK", "OBJ", "REMOTE", "SHARED":
 		return kvindex.External, true
 	}
 	return 0, false

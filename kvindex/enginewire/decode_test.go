@@ -22,8 +22,13 @@ import (
 // byte string.
 func TestDecode(t *testing.T) {
 	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
+		var polled TRT
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
-			if d.Cmd != "decode" {
+			switch d.Cmd {
+			case "trtllm":
+				return showPolled(t, d, &polled)
+			case "decode":
+			default:
 				t.Fatalf("unknown command %s", d.Cmd)
 			}
 			var v any

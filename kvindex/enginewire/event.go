@@ -65,6 +65,9 @@ type Event struct {
 	// GroupKind is the group's kind of attention as vLLM spells it; empty where
 	// the engine does not say. Removed events do not carry it.
 	GroupKind string
+	// Window is the length of a sliding window in tokens, 0 where there is none or
+	// the engine does not say. Removed events do not carry it.
+	Window int
 }
 
 // SkipReason says why a well-formed event was left out.
@@ -79,6 +82,8 @@ const (
 	// SkipGroup: the blocks belong to a group that does not say how long a cached
 	// prefix is (sliding window, Mamba, cross attention).
 	SkipGroup
+	// SkipPartial: the block is not full; no other prompt can share it.
+	SkipPartial
 )
 
 // String is the reason as a metric label.
@@ -90,6 +95,8 @@ func (r SkipReason) String() string {
 		return "remote"
 	case SkipGroup:
 		return "group"
+	case SkipPartial:
+		return "partial"
 	}
 	return fmt.Sprintf("reason(%d)", uint8(r))
 }
@@ -97,7 +104,8 @@ func (r SkipReason) String() string {
 // Skip is one event that was understood and left out.
 type Skip struct {
 	Reason SkipReason
-	// Detail is the word that decided: the medium, the locality, the group's kind.
+	// Detail is the word that decided: the medium, the locality, the group's kind,
+	// the number of tokens.
 	Detail string
 	Kind   Kind
 	Group  int

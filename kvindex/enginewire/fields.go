@@ -15,6 +15,7 @@ type fields struct {
 	loraID, medium, loraName, salt    []byte
 	extra, mediaInfos                 []byte
 	group, groupKind, locality        []byte
+	window                            []byte
 }
 
 // eventFields takes an event apart, whichever form it has.
@@ -96,6 +97,8 @@ func (f *fields) slot(key string) *[]byte {
 		return &f.group
 	case "kv_cache_spec_kind":
 		return &f.groupKind
+	case "kv_cache_spec_sliding_window":
+		return &f.window
 	case "locality":
 		return &f.locality
 	}
@@ -155,6 +158,8 @@ func (f *fields) tail(first bool, raw []byte) {
 	switch {
 	case notInt == nil && first:
 		f.group = raw
+	case notInt == nil && f.groupKind != nil && f.locality == nil && f.window == nil:
+		f.window = raw
 	case h.isText():
 		f.tailWord(raw)
 	case h.isArray() && f.kind == Stored && f.mediaInfos == nil:
