@@ -76,3 +76,52 @@ func BenchmarkPick(b *testing.B) {
 		})
 	}
 }
+
+// BenchmarkDecision is the whole decision for a prompt of 2,048 token ids: hash
+// them, look them up, choose, book, and close the booking. Every fourth worker
+// holds the prompt.
+func BenchmarkDecision(b *testing.B) {
+	tokens := make([]uint32, 2048)
+	for i := range tokens {
+		tokens[i] = uint32(i * 7919 % 150_000)
+	}
+	root := kvindex.Namespace{Model: "m", BlockSize: 16}.Root()
+	for _, workers := range []int{32, 256, 1024} {
+		b.Run(fmt.Sprintf("workers=%d", workers), func(b *testing.B) {
+			p, index := busyPool(workers), kvindex.NewIndex()
+			chain := kvindex.AppendChain(nil, root, tokens, 16)
+			for i, w := range p.workers {
+				if i%4 > 0 {
+					continue
+				}
+				err := index.Apply(&kvindex.Record{
+					Owner: kvindex.Owner{Worker: w.id}, Epoch: 1, Term: 1, Seq: 1, Kind: kvindex.KindStored,
+					Stored: &kvindex.Stored{Parent: root, Hashes: chain},
+				})
+				if err != nil {
+					b.Fatal(err)
+				}
+			}
+			req, now := &Request{ID: "r", Model: "m", ISL: len(tokens)}, epochStart()
+			b.ReportAllocs()
+			for b.Loop() {
+				now = now.Add(time.Microsecond)
+				chain = kvindex.AppendChain(chain[:0], root, tokens, 16)
+				req.Matches = index.Overlap(chain, req.Matches[:0])
+				p.Pick(req, now)
+				p.Close(req.ID, now)
+			}
+		})
+	}
+}
+
+// BenchmarkHash is the hashing of the same prompt.
+func BenchmarkHash(b *testing.B) {
+	tokens := make([]uint32, 2048)
+	root := kvindex.Namespace{Model: "m", BlockSize: 16}.Root()
+	var chain []kvindex.BlockHash
+	b.ReportAllocs()
+	for b.Loop() {
+		chain = kvindex.AppendChain(chain[:0], root, tokens, 16)
+	}
+}
