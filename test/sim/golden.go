@@ -1,11 +1,14 @@
 package sim
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"math"
 	"os"
+	"path/filepath"
 
+	"github.com/kvlane/kvlane/internal/benchfile"
 	"github.com/kvlane/kvlane/internal/timing"
 	"github.com/kvlane/kvlane/test/sim/policies"
 )
@@ -112,4 +115,60 @@ func (g *Golden) Check(r *Result) []Deviation {
 		relative("TTFT p99 ms", r.TTFT.P99, g.Spread.TTFTP99, 0.08),
 		relative("TPOT mean ms", r.TPOT.Mean, g.Spread.TPOTMean, 0.05),
 	}
+}
+
+// GoldenCheck is a golden case and how far it is off here.
+type GoldenCheck struct {
+	Golden
+	Deviations []Deviation
+}
+
+// Bound reports whether the limits apply: with AIConfigurator's tables only the
+// ranking of the routers does.
+func (c *GoldenCheck) Bound() bool { return c.Timing == "polynomial" }
+
+// AddRows writes the case for a benchmark: what is bound as a goal, the rest as a
+// comparison.
+func (c *GoldenCheck) AddRows(f *benchfile.File) {
+	for _, d := range c.Deviations {
+		name := "Dynamo's own replay: " + c.String()
+		if c.Bound() {
+			f.Bound(name, d.Metric+", off", "points or share", "lower", math.Abs(d.Off), d.Limit)
+			continue
+		}
+		f.Compare(name, d.Metric, "ms or %", "lower", d.Ours, "dynamo replay 1.6.1", (d.Low+d.High)/2, 0)
+	}
+}
+
+// CheckGolden plays every golden case; data is test/data.
+func CheckGolden(ctx context.Context, data string) ([]GoldenCheck, error) {
+	list, err := LoadGolden(filepath.Join(data, "dynamo-replay", "golden.json"))
+	if err != nil {
+		return nil, err
+	}
+	traces := map[string]Trace{}
+	jobs := make([]*job, len(list))
+	for i := range list {
+		g := &list[i]
+		t, ok := traces[g.Trace]
+		if !ok {
+			if t, err = LoadTrace(g.Trace, filepath.Join(data, "traces", g.Trace+"_trace.jsonl.gz"), 0); err != nil {
+				return nil, err
+			}
+			traces[g.Trace] = t
+		}
+		cfg, err := g.Config(t)
+		if err != nil {
+			return nil, err
+		}
+		jobs[i] = &job{cfg: cfg}
+	}
+	if err := runAll(ctx, jobs); err != nil {
+		return nil, err
+	}
+	checks := make([]GoldenCheck, len(list))
+	for i := range list {
+		checks[i] = GoldenCheck{Golden: list[i], Deviations: list[i].Check(jobs[i].result)}
+	}
+	return checks, nil
 }

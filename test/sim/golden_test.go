@@ -16,7 +16,7 @@ import (
 // loadTrace reads a trace of test/data; limit 0 is all of it.
 func loadTrace(t *testing.T, name string, limit int) sim.Trace {
 	t.Helper()
-	trace, err := sim.Load(name, filepath.Join("..", "data", "traces", name+"_trace.jsonl.gz"), limit)
+	trace, err := sim.LoadTrace(name, filepath.Join("..", "data", "traces", name+"_trace.jsonl.gz"), limit)
 	if err != nil {
 		t.Fatal(err)
 	}

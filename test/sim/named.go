@@ -17,10 +17,11 @@ type Named struct {
 	New  func(Setup) policies.Policy
 }
 
-// Ours and Theirs are the two that the goals are about.
+// Ours and Theirs are the two that the goals are about; Oracle is a bound.
 const (
 	Ours   = "kvlane"
 	Theirs = "dynamo"
+	Oracle = "oracle"
 )
 
 // Policies are all that can be simulated, ours first.
@@ -47,21 +48,15 @@ func Policies() []Named {
 		{"llm-d-token-aware", "llm-d, sticky until saturated", func(s Setup) policies.Policy {
 			return &policies.TokenAware{Rand: s.Rand, BlockSize: s.BlockSize, Threshold: 0.8, Margin: saturation(s)}
 		}},
-		{"llm-d-latency", "llm-d, predicted latency with SLO headroom", func(s Setup) policies.Policy {
-			return &policies.Latency{
-				Rand: s.Rand, BlockSize: s.BlockSize, TPOTMs: s.SLO.TPOTMs,
-				TTFTMs: func(w, uncached, cached int) float64 {
-					return s.SLO.bound(s.Timing.UnloadedMs(uncached, cached, s.ChunkTokens))
-				},
-			}
-		}},
+		{"llm-d-latency", "llm-d, predicted latency, least headroom", func(s Setup) policies.Policy { return latency(s, false) }},
+		{"llm-d-latency-most", "llm-d, predicted latency, most headroom", func(s Setup) policies.Policy { return latency(s, true) }},
 		{"lmetric", "LMetric: new prefill tokens x batch size", func(s Setup) policies.Policy {
 			return &policies.LMetric{Rand: s.Rand, BlockSize: s.BlockSize}
 		}},
 		{"mooncake", "Mooncake: least predicted TTFT", func(s Setup) policies.Policy {
 			return &policies.Mooncake{Rand: s.Rand, BlockSize: s.BlockSize, Prefill: prefillOf(s)}
 		}},
-		{"oracle", "sees every engine's state", func(s Setup) policies.Policy {
+		{Oracle, "sees every engine's state", func(s Setup) policies.Policy {
 			return &policies.Oracle{Rand: s.Rand, BlockSize: s.BlockSize, Alpha: 0.2, Prefill: prefillOf(s), Decode: decodeOf(s), Chunk: s.ChunkTokens}
 		}},
 	}
@@ -74,6 +69,15 @@ const affinityDepth = 4
 
 func dynamo(s Setup, scale, decay float64) policies.Policy {
 	return &policies.Dynamo{Rand: s.Rand, BlockSize: s.BlockSize, Scale: scale, Decay: decay}
+}
+
+func latency(s Setup, most bool) policies.Policy {
+	return &policies.Latency{
+		Rand: s.Rand, BlockSize: s.BlockSize, TPOTMs: s.SLO.TPOTMs, Most: most,
+		TTFTMs: func(w, uncached, cached int) float64 {
+			return s.SLO.bound(s.Hardware[w].UnloadedMs(uncached, cached, s.ChunkTokens))
+		},
+	}
 }
 
 // prefillOf prices a prefill on a worker, alone.

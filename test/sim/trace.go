@@ -48,8 +48,8 @@ func spread(id uint64) kvindex.BlockHash {
 	return kvindex.BlockHash(x ^ x>>31)
 }
 
-// Load reads a trace file in Mooncake's layout, plain or gzip.
-func Load(name, path string, limit int) (Trace, error) {
+// LoadTrace reads a trace file in Mooncake's layout, plain or gzip.
+func LoadTrace(name, path string, limit int) (Trace, error) {
 	entries, err := replay.Load(path, limit)
 	if err != nil {
 		return Trace{}, err
