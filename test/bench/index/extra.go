@@ -32,7 +32,7 @@ func (b *bench) chain(context.Context) error {
 		x := kvindex.NewIndex()
 		f := newFeed(workers, 1)
 		for w := range uint64(workers) {
-			held := c.held(int(w)) //nolint:gosec // small
+			held := c.held(int(w))
 			for from := 0; from < held; from += 128 {
 				f.store(w, parentOf(chain, from), chain[from:min(held, from+128)])
 			}
@@ -58,7 +58,7 @@ func (b *bench) hash(context.Context) error {
 	const count = 2048
 	tokens := make([]uint32, count)
 	for i := range tokens {
-		tokens[i] = uint32(mix(uint64(i)) % 128_000) //nolint:gosec // below 128,000
+		tokens[i] = uint32(mix(uint64(i)) % 128_000)
 	}
 	chain, start := make([]kvindex.BlockHash, 0, count/blockTokens), root()
 	t := times(1, b.cpu, func(int) { chain = kvindex.AppendChain(chain[:0], start, tokens, blockTokens) })
@@ -67,8 +67,9 @@ func (b *bench) hash(context.Context) error {
 		return err
 	}
 	ours := count / t.Mean * 1e3
-	b.file.Compare("hash 2,048 token ids, blocks of 16, chained", "rate", "million tokens/s", "higher", ours, peerName, a.Sequence/1e6, 0)
-	b.file.Compare("hash 2,048 token ids, blocks of 16, chained; theirs not chained", "rate", "million tokens/s", "higher", ours, peerName, a.Local/1e6, 0)
+	const name, unit = "hash 2,048 token ids, blocks of 16, chained", "million tokens/s"
+	b.file.Compare(name, "rate", unit, "higher", ours, peerName, a.Sequence/1e6, 0)
+	b.file.Compare(name+"; theirs not chained", "rate", unit, "higher", ours, peerName, a.Local/1e6, 0)
 	return nil
 }
 
@@ -149,7 +150,7 @@ func newDecision(workers uint64) (*decision, error) {
 	for i := range uint64(16) {
 		tokens := make([]uint32, decisionTokens)
 		for j := range tokens {
-			tokens[j] = uint32(mix(i<<32|uint64(j)) % 128_000) //nolint:gosec // below 128,000
+			tokens[j] = uint32(mix(i<<32|uint64(j)) % 128_000)
 		}
 		d.prompts = append(d.prompts, tokens)
 		chain := kvindex.AppendChain(nil, d.root, tokens, blockTokens)
@@ -216,7 +217,7 @@ func (b *bench) body(context.Context) error {
 		if learn {
 			tokens := h.Len() / 4
 			m.Learn(&kvindex.Learned{
-				Seed: seed, Chunks: h.Chunks(), Bytes: uint32(h.Len()), Tokens: uint32(tokens), //nolint:gosec // small
+				Seed: seed, Chunks: h.Chunks(), Bytes: uint32(h.Len()), Tokens: uint32(tokens),
 				BlockSize: blockTokens, Blocks: given(make([]uint64, tokens/blockTokens)),
 			})
 			return

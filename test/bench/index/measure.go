@@ -62,7 +62,7 @@ func (s *samples) batch(n int, call func()) {
 	for range n {
 		from := time.Since(start)
 		call()
-		s.ns = append(s.ns, uint32(min(time.Since(start)-from, math.MaxUint32))) //nolint:gosec // bounded here
+		s.ns = append(s.ns, uint32(min(time.Since(start)-from, math.MaxUint32)))
 	}
 	s.batches++
 	if preemptions() != before {
@@ -113,7 +113,8 @@ func times(n int, cpu time.Duration, call func(i int)) timing {
 	for begin := threadCPU(); threadCPU()-begin < cpu.Seconds() && !s.full(); {
 		s.batch(batch, func() {
 			call(i)
-			if i++; i == n {
+			i++
+			if i == n {
 				i = 0
 			}
 		})

@@ -13,15 +13,26 @@ import (
 	"strings"
 
 	"github.com/kvlane/kvlane/kvindex"
+	"github.com/kvlane/kvlane/kvindex/enginewire"
+	"github.com/kvlane/kvlane/kvindex/translate"
 )
 
-// footprint is what an index of the workload's stores costs.
+// footprint is what the workload's stores cost.
 type footprint struct {
-	Memberships int
+	Memberships int `json:"memberships"`
 	// Live are the bytes of live objects on the heap, Resident those of the
 	// process after everything unused went back.
-	Live, Resident float64
+	Live     float64 `json:"live"`
+	Resident float64 `json:"resident"`
 }
+
+// What memory is measured of. In Dynamo an engine's own hashes are the index's, so
+// that it needs no translation; ours is with the agents, spread over the workers.
+const (
+	ofIndex      = "index"
+	ofAgents     = "agents"  // each agent's map of its engine's hashes
+	ofAgentsLogs = "mirrors" // and what it rebuilds a log from
+)
 
 // memory compares bytes per (block, worker), each measured in a process of its own.
 func (b *bench) memory(ctx context.Context) error {
@@ -29,32 +40,45 @@ func (b *bench) memory(ctx context.Context) error {
 		if b.short && workers != 32 {
 			continue
 		}
-		ours, err := measureMemory(ctx, workers, target)
-		if err != nil {
-			return err
-		}
 		theirs, err := b.peerMemory(ctx, workers)
 		if err != nil {
 			return err
 		}
-		name := fmt.Sprintf("index, %d workers, 1,000,000 memberships", workers)
-		n := float64(ours.Memberships)
-		b.file.Compare(name, "live", "bytes/(block, worker)", "lower", ours.Live/n, peerName+" "+theirs.liveBy, theirs.live, 0.45)
-		b.file.Compare(name, "resident", "bytes/(block, worker)", "lower", ours.Resident/n, peerName+" "+theirs.residentBy, theirs.resident, 0.45)
+		sum := perMembership{}
+		for _, c := range []struct {
+			of, name string
+			goal     float64
+		}{
+			{ofIndex, "index", 0.45},
+			{ofAgents, "index and the agents' translation maps", 0.45},
+			{ofAgentsLogs, "index and all that agents keep of blocks", 0},
+		} {
+			each, err := measureMemory(ctx, c.of, workers, target)
+			if err != nil {
+				return err
+			}
+			sum.live, sum.resident = sum.live+each.live, sum.resident+each.resident
+			name := fmt.Sprintf("%s, %d workers, 1,000,000 memberships", c.name, workers)
+			b.file.Compare(name, "live", perMember, "lower", sum.live, peerName+" "+theirs.liveBy, theirs.live, c.goal)
+			b.file.Compare(name, "resident", perMember, "lower", sum.resident, peerName+" "+theirs.residentBy, theirs.resident, c.goal)
+		}
 	}
 	if b.short {
 		return nil
 	}
-	const many = 10_000_000
-	ours, err := measureMemory(ctx, 256, many)
+	each, err := measureMemory(ctx, ofIndex, 256, 10*target)
 	if err != nil {
 		return err
 	}
 	name := "index, 256 workers, 10,000,000 memberships"
-	b.file.Bound(name, "live", "bytes/(block, worker)", "lower", ours.Live/float64(ours.Memberships), 32)
-	b.report(name, "resident", "bytes/(block, worker)", "lower", ours.Resident/float64(ours.Memberships))
+	b.file.Bound(name, "live", perMember, "lower", each.live, 32)
+	b.report(name, "resident", perMember, "lower", each.resident)
 	return nil
 }
+
+const perMember = "bytes/(block, worker)"
+
+type perMembership struct{ live, resident float64 }
 
 // peerBytes are the least bytes per (block, worker) of the peer's indexers.
 type peerBytes struct {
@@ -95,58 +119,103 @@ func (b *bench) peerMemory(ctx context.Context, workers int) (peerBytes, error) 
 }
 
 // measureMemory runs this program again to measure in an empty process.
-func measureMemory(ctx context.Context, workers, memberships int) (footprint, error) {
-	var f footprint
+func measureMemory(ctx context.Context, of string, workers, memberships int) (perMembership, error) {
 	me, err := os.Executable()
 	if err != nil {
-		return f, fmt.Errorf("find this program: %w", err)
+		return perMembership{}, fmt.Errorf("find this program: %w", err)
 	}
-	cmd := exec.CommandContext(ctx, me, "-child", fmt.Sprintf("%d,%d", workers, memberships)) //nolint:gosec // itself
+	cmd := exec.CommandContext(ctx, me, "-child", fmt.Sprintf("%s,%d,%d", of, workers, memberships))
 	cmd.Stderr = os.Stderr
 	out, err := cmd.Output()
 	if err != nil {
-		return f, fmt.Errorf("measure memory: %w", err)
+		return perMembership{}, fmt.Errorf("measure memory: %w", err)
 	}
+	var f footprint
 	if err := json.Unmarshal(out, &f); err != nil {
-		return f, fmt.Errorf("read the memory measured: %w", err)
+		return perMembership{}, fmt.Errorf("read the memory measured: %w", err)
 	}
-	return f, nil
+	n := float64(f.Memberships)
+	return perMembership{f.Live / n, f.Resident / n}, nil
 }
 
-// printMemory fills an index with the stores of a plan ("workers,memberships").
+// printMemory applies the stores of a plan ("index,32,1000000": what of, workers,
+// memberships) and prints what that took.
 func printMemory(spec string) error {
-	workers, memberships, _ := strings.Cut(spec, ",")
-	w, err := strconv.ParseUint(workers, 10, 16)
+	words := strings.Split(spec, ",")
+	if len(words) != 3 {
+		return fmt.Errorf("memory of %q: want what,workers,memberships", spec)
+	}
+	workers, err := strconv.ParseUint(words[1], 10, 16)
 	if err != nil {
 		return fmt.Errorf("workers: %w", err)
 	}
-	m, err := strconv.Atoi(memberships)
+	memberships, err := strconv.Atoi(words[2])
 	if err != nil {
 		return fmt.Errorf("memberships: %w", err)
 	}
-	p := newPlan(w, m)
+	p := newPlan(workers, memberships)
 	debug.SetGCPercent(20) // the records are garbage at once
-	f := newFeed(w, 1)
-	x := kvindex.NewIndex()
 	live, resident := inUse()
-	p.stores(given, false, func(worker uint64, parent kvindex.BlockHash, hashes []kvindex.BlockHash) {
-		f.store(worker, parent, hashes)
-		if len(f.lanes[0]) > 1 && err == nil {
-			err = f.applyAll(x)
-		}
-	})
-	if err == nil {
-		err = f.applyAll(x)
-	}
+	kept, err := fillMemory(words[0], p)
 	if err != nil {
 		return err
 	}
 	nowLive, nowResident := inUse()
-	runtime.KeepAlive(p)
-	if n := x.Stats().Memberships; n != p.memberships {
-		return fmt.Errorf("the index has %d memberships, want %d", n, p.memberships)
+	if n := kept(); n != p.memberships {
+		return fmt.Errorf("%s: %d memberships, want %d", words[0], n, p.memberships)
 	}
-	return json.NewEncoder(os.Stdout).Encode(footprint{p.memberships, nowLive - live, nowResident - resident})
+	if err := json.NewEncoder(os.Stdout).Encode(footprint{p.memberships, nowLive - live, nowResident - resident}); err != nil {
+		return fmt.Errorf("print the memory measured: %w", err)
+	}
+	return nil
+}
+
+// fillMemory applies all stores and returns a count of the memberships then there.
+func fillMemory(of string, p *plan) (count func() int, err error) {
+	switch of {
+	case ofIndex:
+		x, f := kvindex.NewIndex(), newFeed(p.workers, 1)
+		p.stores(given, false, func(worker uint64, parent kvindex.BlockHash, hashes []kvindex.BlockHash) {
+			f.store(worker, parent, hashes)
+			if len(f.lanes[0]) > 1 && err == nil {
+				err = f.applyAll(x)
+			}
+		})
+		if err == nil {
+			err = f.applyAll(x)
+		}
+		return func() int { return x.Stats().Memberships }, err
+	case ofAgents:
+		return fillAgents(p, translate.New, func(m *translate.Map, block, _ kvindex.BlockHash) {
+			m.Store(enginewire.IntHash(mix(uint64(block))), block, kvindex.Device)
+		}, func(m *translate.Map) int { return m.Len(kvindex.Device) }), nil
+	case ofAgentsLogs:
+		return fillAgents(p, translate.NewParents, func(m *translate.Parents, block, parent kvindex.BlockHash) {
+			m.Store(block, parent)
+		}, (*translate.Parents).Len), nil
+	default:
+		return nil, fmt.Errorf("memory of %q: not known", of)
+	}
+}
+
+// fillAgents stores all blocks in a map per worker.
+func fillAgents[M any](p *plan, empty func(seed uint64) M, store func(m M, block, parent kvindex.BlockHash), size func(M) int) (count func() int) {
+	maps := make([]M, p.workers)
+	for i := range maps {
+		maps[i] = empty(uint64(i))
+	}
+	p.stores(given, false, func(worker uint64, parent kvindex.BlockHash, hashes []kvindex.BlockHash) {
+		for _, h := range hashes {
+			store(maps[worker], h, parent)
+			parent = h
+		}
+	})
+	return func() (n int) {
+		for _, m := range maps {
+			n += size(m)
+		}
+		return n
+	}
 }
 
 // inUse is the memory in use after everything unused went back, in bytes.

@@ -53,7 +53,7 @@ func (f *feed) add(worker uint64, blocks int, r kvindex.Record) {
 	f.seqs[worker]++
 	r.Owner = kvindex.Owner{Worker: f.workers[worker]}
 	r.Epoch, r.Term, r.Seq = 1, 1, f.seqs[worker]
-	lane := int(worker % uint64(len(f.lanes))) //nolint:gosec // small
+	lane := int(worker % uint64(len(f.lanes)))
 	batches := f.lanes[lane]
 	if n := len(batches); n == 0 || len(batches[n-1]) == batchRecords {
 		batches = append(batches, make([]kvindex.Record, 0, batchRecords))
@@ -67,10 +67,8 @@ func (f *feed) add(worker uint64, blocks int, r kvindex.Record) {
 // apply applies one lane's records and lets go of each batch.
 func apply(x *kvindex.Index, batches [][]kvindex.Record) error {
 	for i := range batches {
-		for j := range batches[i] {
-			if err := x.Apply(&batches[i][j]); err != nil {
-				return fmt.Errorf("apply record: %w", err)
-			}
+		if _, err := x.ApplyBatch(batches[i]); err != nil {
+			return fmt.Errorf("apply records: %w", err)
 		}
 		batches[i] = nil
 	}

@@ -85,7 +85,7 @@ func tokensOf(blocks []uint64) []uint32 {
 	tokens := make([]uint32, 0, len(blocks)*blockTokens)
 	for _, b := range blocks {
 		for j := range uint64(blockTokens) {
-			tokens = append(tokens, uint32(mix(b+j)%128_000)) //nolint:gosec // below 128,000
+			tokens = append(tokens, uint32(mix(b+j)%128_000))
 		}
 	}
 	return tokens
@@ -104,7 +104,7 @@ func (c *conversation) blocks() []uint64 {
 		if i < prefix {
 			out[i] = block(inPrefix, c.family, uint64(i))
 		} else {
-			out[i] = block(inBody, c.id, uint64(i)) //nolint:gosec // not negative
+			out[i] = block(inBody, c.id, uint64(i))
 		}
 	}
 	return out
@@ -129,9 +129,9 @@ func newPlan(workers uint64, memberships int) *plan {
 			n = hotFamilies
 		}
 		c := conversation{id: uint64(len(p.conversations)), family: r.below(n), worker: r.below(workers)}
-		c.length = 64 + int(r.below(193)) //nolint:gosec // small
+		c.length = 64 + int(r.below(193))
 		for left := c.length - prefix; left > 0; {
-			turn := min(left, 4+int(r.below(29))) //nolint:gosec // small
+			turn := min(left, 4+int(r.below(29)))
 			c.turns = append(c.turns, turn)
 			left -= turn
 		}
@@ -225,7 +225,7 @@ func (p *plan) documents(hash keys, give stored) {
 	for d := range uint64(documents) {
 		chain := hash(documentBlocks(d))
 		for j := range uint64(4) {
-			held := document - 512*int(j) //nolint:gosec // small
+			held := document - 512*int(j)
 			for from := 0; from < held; from += 512 {
 				give((4*d+j)%p.workers, parentOf(chain, from), chain[from:min(held, from+512)])
 			}
@@ -262,7 +262,7 @@ func (p *plan) queries() []querySet {
 			blocks := c.blocks()
 			blocks = blocks[:min(len(blocks), s.length)]
 			for i := len(blocks); i < s.length; i++ {
-				blocks = append(blocks, block(unknown, asked, uint64(i))) //nolint:gosec // not negative
+				blocks = append(blocks, block(unknown, asked, uint64(i)))
 			}
 			set.prompts = append(set.prompts, blocks)
 		}
