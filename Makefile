@@ -62,6 +62,12 @@ bench-index-peer: ## Build Dynamo's indexers for bench-index (needs cargo; cmake
 bench-fleet: build ## Simulate a fleet under every routing policy, write out/bench/fleet.json
 	@bin/kvlane sim bench $(ARGS)
 
+.PHONY: bench-log
+bench-log: ## The log in Redis: throughput, latency, a fresh replica, memory; write out/bench/log.json (BENCH_SHORT=1: in 50 s)
+	@scripts/tool redis
+	@mkdir -p out/bench && go build -o out/bench/log ./test/bench/log
+	@out/bench/log $(ARGS)
+
 .PHONY: gen
 gen: ## Regenerate files made by tools
 	@scripts/gen

@@ -33,8 +33,8 @@ const (
 // Entries asked for in one read, per stream. Few large ones or many small ones
 // make about the same work for Redis.
 const (
-	readLeast  = 16
-	readMost   = 1024
+	readLeast  = 8
+	readMost   = 128
 	readTarget = 512 << 10
 )
 
@@ -61,7 +61,8 @@ type tail struct {
 	covered  map[kvindex.WorkerID]position
 	workers  map[kvindex.WorkerID]*known
 	complete bool
-	count    int64 // entries asked for
+	count    int64            // entries asked for
+	batch    []kvindex.Record // its memory is used again
 	beatAt   time.Time
 	heard    time.Time // the last answer
 }
@@ -244,7 +245,7 @@ func (t *tail) read(ctx context.Context, wait time.Duration) (entries int, err e
 	}
 	t.heard = time.Now()
 	t.l.status.saw(reading, nil)
-	var batch []kvindex.Record
+	batch := t.batch[:0]
 	bytes, full := 0, false
 	for _, stream := range reply {
 		full = full || int64(len(stream.Messages)) == t.count
@@ -258,7 +259,12 @@ func (t *tail) read(ctx context.Context, wait time.Duration) (entries int, err e
 		}
 	}
 	t.adapt(bytes, full)
-	return entries, t.pass(batch)
+	if err := t.pass(batch); err != nil {
+		return entries, err
+	}
+	clear(batch) // the bodies may be large
+	t.batch = batch
+	return entries, nil
 }
 
 // adapt keeps a reply near readTarget.
