@@ -38,12 +38,17 @@ type Config struct {
 	// Role is what the worker may be used for.
 	Role kvindex.Role
 	// KVEvents are the ZMQ endpoints of the engine's KV events, one per
-	// data-parallel rank, for example tcp://127.0.0.1:5557; empty means that the
-	// worker is routed by load only.
+	// data-parallel rank, for example tcp://127.0.0.1:5557; or one URL to ask for
+	// them, as TensorRT-LLM has it: http://127.0.0.1:8200/kv_cache_events. Such an
+	// engine tells each event once, so nobody else may ask there. Empty means that
+	// the worker is routed by load only.
 	KVEvents []string
 	// KVReplay are the replay endpoints in the same order; empty means that lost
 	// events cannot be had again.
 	KVReplay []string
+	// BlockSize is in tokens, for engines that say it neither in their metrics nor
+	// in their events; 0 means what the engine has by default.
+	BlockSize int
 	// Deployment names the timing constants that pickers start from; may be empty.
 	Deployment string
 	// Secret keys the seeds of learned prompts. Pickers of the pool must have the
@@ -135,6 +140,9 @@ func (c Config) Validate() error {
 	}
 	if c.Lease < 3*heartbeatEvery {
 		fault("lease %v: less than three heartbeats of %v", c.Lease, heartbeatEvery)
+	}
+	if c.BlockSize < 0 || c.BlockSize > 1<<16 {
+		fault("block-size %d: want 0 to 65536 tokens", c.BlockSize)
 	}
 	if c.MaxBody < 1 {
 		fault("max body %d: want at least 1 byte", c.MaxBody)

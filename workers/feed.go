@@ -49,6 +49,7 @@ type feed struct {
 	connected      chan struct{} // closed after the first connect and its replay
 	sawBlockSize   func(tokens int)
 	handled        func(seq uint64) // after each live batch; nil for none
+	restarted      func()           // at each new life; nil for none
 
 	// Only Run's goroutine uses the rest.
 	seq      sequence
@@ -85,6 +86,9 @@ func (f *feed) Run(ctx context.Context) error {
 	if f.events == "" {
 		f.ready()
 		return f.idle(ctx)
+	}
+	if polled(f.events) {
+		return f.poll(ctx)
 	}
 	for {
 		err := f.session(ctx)
@@ -348,6 +352,9 @@ func (f *feed) newLife(ctx context.Context, l life, why string) {
 	f.began = time.Now()
 	f.epoch = max(f.epoch+1, uint64(f.began.UnixMilli()))
 	f.seq.restart()
+	if f.restarted != nil {
+		f.restarted()
+	}
 	f.publisher.put(ctx, update{rank: f.rank, epoch: f.epoch})
 	for rank := range f.contents {
 		if rank != f.rank {
@@ -366,6 +373,11 @@ func (f *feed) apply(ctx context.Context, b batch) {
 		return
 	}
 	f.metrics.Batches.WithLabelValues("applied").Inc()
+	f.translate(ctx, decoded, b.seq)
+}
+
+// translate publishes what the events of one batch say.
+func (f *feed) translate(ctx context.Context, decoded enginewire.Batch, seq uint64) {
 	f.metrics.Events.WithLabelValues("bad").Add(float64(len(decoded.Bad)))
 	f.metrics.Events.WithLabelValues("skipped").Add(float64(len(decoded.Skipped)))
 	rank := f.rankOf(decoded)
@@ -383,7 +395,7 @@ func (f *feed) apply(ctx context.Context, b batch) {
 			break
 		}
 	}
-	records, n := c.apply(decoded, b.seq)
+	records, n := c.apply(decoded, seq)
 	f.metrics.Events.WithLabelValues("applied").Add(float64(n.events))
 	f.metrics.Events.WithLabelValues("unknown_parent").Add(float64(n.orphans))
 	f.metrics.Events.WithLabelValues("unknown_block").Add(float64(n.strangers))
