@@ -1,7 +1,5 @@
 package picker
 
-import "slices"
-
 // plan writes the choice down, with at most keep of its candidates in full: all
 // of them if there are no more; else the one chosen, then what it was chosen
 // over: the best alone, the best pair, the fallbacks and the one that holds
@@ -12,23 +10,26 @@ func (k *picking) plan(keep int) Plan {
 	n := len(k.out)
 	if c.target < 0 {
 		p.RetryAfterMs = k.retryAfter()
-		p.Costs = make([]Cost, min(n, keep))
-		for i := range p.Costs {
-			p.Costs[i] = k.cost(i)
+		p.Costs = make([]Cost, 0, min(n, keep))
+		for i := range min(n, keep) {
+			p.Costs = k.listAlone(p.Costs, i)
 		}
 		p.Omitted = n - len(p.Costs)
 		return p
 	}
 	p.Decode, p.Cached = k.board.places[c.target].Target, int(k.cached[c.target])
+	var prefill *Target
 	if c.prefill >= 0 {
-		prefill := k.board.places[c.prefill].Target
-		if c.remote {
-			p.Prefill, p.Cached = &prefill, int(k.cached[c.prefill])
-		}
+		prefill = new(k.board.places[c.prefill].Target)
 		n += k.targets()
-		p.Costs = k.list(n, keep, &prefill)
+	}
+	if c.remote {
+		p.Prefill, p.Cached = prefill, int(k.cached[c.prefill])
+	}
+	if n <= keep {
+		p.Costs = k.listAll(make([]Cost, 0, n), prefill)
 	} else {
-		p.Costs = k.list(n, keep, nil)
+		p.Costs = k.listSome(make([]Cost, 0, min(keep, 4+c.backups)), prefill)
 	}
 	p.Omitted = n - len(p.Costs)
 	p.TTFTMs = p.Costs[0].TTFT()
@@ -51,80 +52,71 @@ func (k *picking) targets() int {
 	return n
 }
 
-// list is the chosen candidate and then others, as plan says: n is their number
-// and prefill the worker of the pairs, nil if there are none.
-func (k *picking) list(n, keep int, prefill *Target) []Cost {
-	if n <= keep {
-		return k.listAll(make([]Cost, 0, n), prefill)
-	}
+// listSome appends the chosen one and what it was chosen over, as far as there is
+// room.
+func (k *picking) listSome(dst []Cost, prefill *Target) []Cost {
 	c := &k.choice
-	costs := make([]Cost, 0, min(keep, 4+c.backups))
-	costs = append(costs, k.either(c.target, c.remote, prefill))
-	if c.paired >= 0 {
-		costs = k.addNew(costs, c.paired, true, prefill)
+	if c.remote {
+		dst = k.listPair(dst, c.paired, prefill)
 	}
-	costs = k.addNew(costs, c.local, false, nil)
-	for _, at := range c.fallbacks[:c.backups] {
-		costs = k.addNew(costs, int(at), false, nil)
+	dst = k.listAlone(dst, c.local)
+	if c.paired >= 0 && !c.remote {
+		dst = k.listPair(dst, c.paired, prefill)
 	}
-	if c.most >= 0 {
-		costs = k.addNew(costs, c.most, false, nil)
+	most := c.most
+	for _, i := range c.fallbacks[:c.backups] {
+		if at := int(i); at != c.local && len(dst) < cap(dst) {
+			dst = k.listAlone(dst, at)
+		}
+		if int(i) == most {
+			most = -1
+		}
 	}
-	return costs
-}
-
-// addNew appends a candidate that is not there, if there is room.
-func (k *picking) addNew(costs []Cost, at int, remote bool, prefill *Target) []Cost {
-	t := &k.board.places[at].Target
-	listed := func(c Cost) bool { return (c.Prefill != nil) == remote && c.Target == *t }
-	if len(costs) == cap(costs) || slices.ContainsFunc(costs, listed) {
-		return costs
+	if most >= 0 && most != c.local && len(dst) < cap(dst) {
+		dst = k.listAlone(dst, most)
 	}
-	return append(costs, k.either(at, remote, prefill))
+	return dst
 }
 
 // listAll appends the chosen one, the other targets, the pairs, and those that
-// are out.
+// are out. prefill is the worker of the pairs, nil if there are none.
 func (k *picking) listAll(dst []Cost, prefill *Target) []Cost {
 	c := &k.choice
-	dst = append(dst, k.either(c.target, c.remote, prefill))
+	if c.remote {
+		dst = k.listPair(dst, c.target, prefill)
+	} else {
+		dst = k.listAlone(dst, c.target)
+	}
 	for i, o := range k.out {
 		if o == notOut && (i != c.target || c.remote) {
-			dst = append(dst, k.cost(i))
+			dst = k.listAlone(dst, i)
 		}
 	}
 	for i, o := range k.out {
 		if prefill != nil && o == notOut && (i != c.target || !c.remote) {
-			dst = append(dst, k.pairCost(i, prefill))
+			dst = k.listPair(dst, i, prefill)
 		}
 	}
 	for i, o := range k.out {
 		if o != notOut {
-			dst = append(dst, k.cost(i))
+			dst = k.listAlone(dst, i)
 		}
 	}
 	return dst
 }
 
-func (k *picking) either(i int, remote bool, prefill *Target) Cost {
-	if remote {
-		return k.pairCost(i, prefill)
-	}
-	return k.cost(i)
-}
-
-// cost is candidate i alone in full; for a prefill-only worker its prefill leg.
-func (k *picking) cost(i int) Cost {
-	out := k.out[i]
-	c := Cost{Target: k.board.places[i].Target, Excluded: out.String()}
+// listAlone appends candidate i in full; of a prefill-only worker its prefill leg.
+func (k *picking) listAlone(dst []Cost, i int) []Cost {
+	dst = append(dst, Cost{})
+	c, at, out := &dst[len(dst)-1], &k.board.candidates[i], k.out[i]
+	c.Target, c.Excluded = k.board.places[i].Target, out.String()
 	if k.choice.target < 0 {
-		return c
+		return dst // refused: nothing was priced
 	}
 	c.Cached = int(k.cached[i])
 	if out > outPrefill {
-		return c
+		return dst
 	}
-	at := &k.board.candidates[i]
 	c.Queue, c.Compute, c.Adapter = at.queue, k.rates[at.class].compute, k.offers[at.menu].adapter
 	if c.Cached > 0 {
 		c.Compute = k.compute(i)
@@ -132,20 +124,21 @@ func (k *picking) cost(i int) Cost {
 	c.Delay = k.fleet.Alpha * c.Compute * at.requests
 	if out == outPrefill {
 		c.Total = k.leg(i)
-		return c
+		return dst
 	}
 	c.Decode, c.Total = at.decode+k.rates[at.class].decode, k.totals[i]
-	return c
+	return dst
 }
 
-// pairCost is decoding on d after the chosen prefill worker.
-func (k *picking) pairCost(d int, prefill *Target) Cost {
-	c, at := k.cost(k.choice.prefill), &k.board.candidates[d]
+// listPair appends decoding on d after the chosen prefill worker.
+func (k *picking) listPair(dst []Cost, d int, prefill *Target) []Cost {
+	dst = k.listAlone(dst, k.choice.prefill)
+	c, at := &dst[len(dst)-1], &k.board.candidates[d]
 	leg := c.Total
 	c.Target, c.Prefill, c.Excluded = k.board.places[d].Target, prefill, ""
 	c.Transfer = k.transfer(d)
 	c.Queue += max(0, at.queue-leg-c.Transfer)
 	c.Adapter += k.offers[at.menu].adapter
 	c.Decode, c.Total = at.decode+k.rates[at.class].decode, k.pair(leg, d)
-	return c
+	return dst
 }

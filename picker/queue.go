@@ -129,7 +129,7 @@ func (c *clock) line(now float64) line {
 	}
 	if c.others > 0 && !before(c.reported) {
 		spare, spares := now-c.reported, 1.0 // and its growth
-		if c.ours > 0 && !before(c.start+c.lead) {
+		if c.ours > c.lead && !before(c.start+c.lead) {
 			spare -= min(now-c.start, c.ours) - c.lead
 			if before(c.start + c.ours) {
 				spares = 0
