@@ -129,7 +129,7 @@ func (p *Pool) load(w *worker, l *kvindex.Load, now time.Time) {
 	since := w.queue.reported
 	for _, id := range l.Accepted {
 		if b, _ := p.accept(w, id, now); b == nil {
-			p.foretell(id, now)
+			p.foretell(w, id, now)
 		}
 	}
 	for i := range l.FirstToken {
@@ -146,17 +146,18 @@ func (p *Pool) load(w *worker, l *kvindex.Load, now time.Time) {
 // retry: it moves.
 func (p *Pool) accept(w *worker, id string, now time.Time) (*booking, *leg) {
 	b := p.bookings[id]
-	if b == nil || b.phase != open {
+	if b == nil || b.phase == ended {
 		return nil, nil
 	}
 	l := b.at(w)
 	if l == nil {
-		l = &b.decode
-		if w.hello.Role == kvindex.RolePrefill {
-			l = &b.prefill
-		}
+		l = b.leg(w)
 		if l.on == nil && l.accepted {
-			return b, l // never counted here: its worker reported it before its replica did
+			return b, l // its worker reported it before its replica did, or is done with it
+		}
+		if b.phase == foretold {
+			l.accepted = true
+			return b, l
 		}
 		l.move(w, b.isl, now)
 	}
@@ -183,22 +184,26 @@ func (p *Pool) firstToken(w *worker, id string, since, now time.Time) {
 // while, for its close.
 func (p *Pool) done(w *worker, id string, now time.Time) {
 	b := p.bookings[id]
-	if b == nil || b.phase != open {
+	if b == nil || b.phase == ended {
 		return
 	}
-	if b.at(w) == &b.prefill {
+	switch l := b.at(w); {
+	case l == &b.prefill, l == nil && b.leg(w) == &b.prefill:
 		b.prefill.over(now)
 		return
-	}
-	// The other case without a leg on w: the worker was forgotten in between.
-	if b.at(w) != &b.decode && b.decode.on != nil {
+	case l == nil && b.decode.on != nil:
 		return
 	}
-	if b.shared() {
+	// Without a leg on w: the worker was forgotten in between.
+	switch {
+	case b.phase == foretold:
+		b.decode.over(now)
+		b.prefill.over(now)
+	case b.shared():
 		p.end(b, now)
-		return
+	default:
+		b.lift(now)
+		b.phase, b.until = ended, now.Add(endedGrace)
+		p.ended.push(b)
 	}
-	b.lift(now)
-	b.phase, b.until = ended, now.Add(endedGrace)
-	p.ended.push(b)
 }

@@ -1,6 +1,10 @@
 package picker
 
-import "time"
+import (
+	"time"
+
+	"github.com/kvlane/kvlane/kvindex"
+)
 
 // booking is one request that a picker sent out, until it is closed; what is
 // known of it afterwards stays for a while, so that late news changes nothing.
@@ -17,9 +21,7 @@ type booking struct {
 	seq uint64
 	// until is when its lease ends; renew when it is announced again.
 	until, renew time.Time
-	// early counts acceptances that came before the announcement.
-	early int
-	home  home
+	home         home
 
 	in         *list // each booking is in one
 	prev, next *booking
@@ -34,7 +36,7 @@ const (
 	// ended: a worker or the other replica said that it is over. One of our own
 	// waits for its close, one of another replica for announcements that are late.
 	ended
-	// foretold: a worker has accepted a booking that no replica has announced yet.
+	// foretold: a worker has reported a booking that no replica has announced yet.
 	foretold
 )
 
@@ -46,7 +48,8 @@ type leg struct {
 	uncached, cached int
 	// shared: it belongs to a booking of another replica.
 	shared bool
-	// accepted: a worker has reported it, so that worker's figures include it.
+	// accepted: a worker has reported it, so that worker's figures include it. Where
+	// it is on none, they have had it all along.
 	accepted bool
 	// seq is the announcement that put it there, if shared.
 	seq uint64
@@ -133,6 +136,14 @@ func (b *booking) at(w *worker) *leg {
 	default:
 		return nil
 	}
+}
+
+// leg is the leg that a worker which reports the booking is likely to have.
+func (b *booking) leg(w *worker) *leg {
+	if w.hello.Role == kvindex.RolePrefill {
+		return &b.prefill
+	}
+	return &b.decode
 }
 
 // shared reports whether another replica made it.

@@ -164,28 +164,31 @@ func (p *Pool) known(news *kvindex.Booking, now time.Time) *booking {
 	return b
 }
 
-// hearLeg puts the leg where its announcement says, unless a newer one or its
-// worker has spoken.
+// hearLeg takes over what the announcement says of its leg, unless a newer one or
+// the leg's worker has spoken.
 func (p *Pool) hearLeg(b *booking, r *kvindex.Record, now time.Time) {
 	news := r.Booking
 	l := &b.decode
 	if news.Prefill {
 		l = &b.prefill
 	}
-	if news.Seq <= l.seq || l.accepted {
+	if news.Seq <= l.seq {
 		p.counts.late++
 		return
 	}
 	p.counts.heard++
 	l.seq, b.seq = news.Seq, max(b.seq, news.Seq)
 	b.isl = max(b.isl, int(news.Cached)+int(news.Uncached))
-	b.until = now.Add(min(time.Duration(news.LeaseMs)*time.Millisecond, p.config.ReplicaLease))
-	p.heard.push(b)
-	if b.early > 0 {
-		b.early--
-		l.accepted = true // on none: that worker's figures have had it all along
-		return
+	if !l.accepted {
+		p.putLeg(l, r, now)
 	}
+	if b.in == nil || b.in == &p.past || !b.settled() {
+		b.until = now.Add(min(time.Duration(news.LeaseMs)*time.Millisecond, p.config.ReplicaLease))
+		p.heard.push(b)
+	}
+}
+
+func (p *Pool) putLeg(l *leg, r *kvindex.Record, now time.Time) {
 	w := p.worker(r.Owner.Worker, r.Owner.Rank)
 	if w != nil && r.Epoch < w.epoch {
 		w = nil // it was sent to an engine that is gone
@@ -195,28 +198,25 @@ func (p *Pool) hearLeg(b *booking, r *kvindex.Record, now time.Time) {
 	}
 	l.lift(now)
 	if w != nil {
-		l.uncached, l.cached = int(news.Uncached), int(news.Cached)
+		l.uncached, l.cached = int(r.Booking.Uncached), int(r.Booking.Cached)
 		l.place(w, now)
 	}
 }
 
-// foretell notes that a worker has accepted a booking that is not known here: its
+// foretell notes that a worker has reported a booking that is not known here: its
 // announcement is late, or nobody makes one.
-func (p *Pool) foretell(id string, now time.Time) {
+func (p *Pool) foretell(w *worker, id string, now time.Time) {
 	if p.alone() || id == "" {
 		return
 	}
-	b := p.bookings[id]
-	if b == nil {
-		if b = p.meet(id); b == nil {
-			return
-		}
+	if p.bookings[id] != nil {
+		return
+	}
+	if b := p.meet(id); b != nil {
 		b.phase = foretold
+		b.leg(w).accepted = true
 		b.until = now.Add(p.config.ReplicaLease)
 		p.past.push(b)
-	}
-	if b.phase == foretold && b.early < 2 { // no request has more legs
-		b.early++
 	}
 }
 

@@ -376,11 +376,15 @@ func (s *poolScript) stats() string {
 	st := s.pool.Stats(s.now)
 	var out strings.Builder
 	fmt.Fprintf(&out, "bookings=%d", st.Bookings)
+	if st.Shared > 0 {
+		fmt.Fprintf(&out, " shared=%d", st.Shared)
+	}
 	for _, total := range []struct {
 		name string
 		n    uint64
 	}{
 		{"expired", st.Expired}, {"unknown-closes", st.UnknownCloses}, {"replaced", st.Replaced}, {"fenced", st.Fenced},
+		{"late", st.Late}, {"clashes", st.Clashes}, {"overflow", st.Overflow}, {"lapsed", st.Lapsed}, {"unsent", st.Unsent},
 	} {
 		if total.n > 0 {
 			fmt.Fprintf(&out, " %s=%d", total.name, total.n)
@@ -388,8 +392,12 @@ func (s *poolScript) stats() string {
 	}
 	out.WriteByte('\n')
 	for _, w := range st.PerWorker {
-		fmt.Fprintf(&out, "%s ready=%v requests=%d bookings=%d queue=%.1f\n",
-			name(Target{Worker: w.Worker, Rank: w.Rank}), w.Ready, w.Requests, w.Bookings, w.QueueMs)
+		shared := ""
+		if w.Shared > 0 {
+			shared = fmt.Sprintf(" shared=%d", w.Shared)
+		}
+		fmt.Fprintf(&out, "%s ready=%v requests=%d bookings=%d%s queue=%.1f\n",
+			name(Target{Worker: w.Worker, Rank: w.Rank}), w.Ready, w.Requests, w.Bookings, shared, w.QueueMs)
 	}
 	return out.String()
 }
