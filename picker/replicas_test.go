@@ -2,12 +2,15 @@ package picker
 
 import (
 	"fmt"
+	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/cockroachdb/datadriven"
 
+	"github.com/kvlane/kvlane/internal/timing"
 	"github.com/kvlane/kvlane/kvindex"
 )
 
@@ -165,5 +168,48 @@ func TestSharedIsBounded(t *testing.T) {
 	later := epochStart().Add(time.Minute)
 	if st := p.Stats(later); st.Shared != 0 || len(p.bookings) != 0 || st.PerWorker[0].Requests != 0 || st.PerWorker[0].QueueMs != 0 {
 		t.Errorf("a minute later %d bookings known: %+v", len(p.bookings), st)
+	}
+}
+
+// TestBurstOnTwoReplicas is TestBurstOfEquals with requests that come to one of
+// two replicas, which hear of each other 5 ms later. However fast they come, no
+// worker gets more than twice as many as another.
+func TestBurstOnTwoReplicas(t *testing.T) {
+	for _, every := range []time.Duration{0, 100 * time.Microsecond, time.Millisecond, 2 * time.Millisecond, 20 * time.Millisecond} {
+		t.Run(every.String(), func(t *testing.T) {
+			const workers, delay = 8, 5 * time.Millisecond
+			var pools [2]*Pool
+			for n := range pools {
+				c := DefaultConfig()
+				c.Replica = fmt.Sprintf("replica%d", n)
+				pools[n] = NewPool(c, timing.Known())
+				for i := range workers {
+					introduce(pools[n], i, kvindex.RoleAggregated, 1, epochStart())
+				}
+			}
+			var travelling []parcel
+			var counts [workers]int
+			r := rand.New(rand.NewPCG(3, 4))
+			for i := range 800 {
+				now := epochStart().Add(time.Duration(i) * every)
+				for len(travelling) > 0 && now.Sub(travelling[0].sent) >= delay {
+					for n := range pools { // to its maker too, which does not listen
+						pools[n].Apply(&travelling[0].record, travelling[0].sent.Add(delay))
+					}
+					travelling = travelling[1:]
+				}
+				p := pools[r.IntN(2)]
+				plan := p.Pick(&Request{ID: fmt.Sprintf("r%d", i), Model: "m", ISL: 200}, now)
+				counts[plan.Decode.Worker[3]-'0']++
+				for _, record := range p.Outbox(nil) {
+					travelling = append(travelling, parcel{record, now})
+				}
+			}
+			if most, least := slices.Max(counts[:]), slices.Min(counts[:]); most > 2*least {
+				t.Errorf("shares %v, want them within 2", counts)
+			} else {
+				t.Logf("shares %v", counts)
+			}
+		})
 	}
 }
