@@ -8,7 +8,9 @@ import (
 )
 
 // codecVersion is the first byte of every encoded record. A reader refuses
-// other versions; a change of the layout takes the next number.
+// other versions. Only a change that an older reader would misread takes the next
+// number: new fields go to the end of a body, new kinds have new numbers, and
+// readers pass over what they do not know. So neighbouring versions can run mixed.
 const codecVersion = 1
 
 // ErrBadRecord refuses bytes that are not one record in the form of
@@ -18,7 +20,8 @@ var ErrBadRecord = errors.New("not a record")
 // AppendRecord appends the binary form of r to dst: a version byte, then the
 // fields in the order of the struct. Counts and numbers are uvarints (in the
 // shortest form), hashes and floats 8 bytes little endian, strings and lists
-// have their length in front. Only the body of r.Kind is written.
+// have their length in front. Only the body of r.Kind is written; fields that came
+// later than version 1's first form are left out from the last that is not zero on.
 func AppendRecord(dst []byte, r *Record) []byte {
 	e := encoder{append(dst, codecVersion)}
 	e.uint(uint64(r.Kind))
@@ -40,13 +43,13 @@ func AppendRecord(dst []byte, r *Record) []byte {
 	case r.Kind == KindLearned && r.Learned != nil:
 		e.learned(r.Learned)
 	case r.Kind == KindHello && r.Hello != nil:
-		e.hello(r.Hello)
+		e.hello(r.Hello, len(r.Rest) > 0)
 	case r.Kind == KindLoad && r.Load != nil:
 		e.load(r.Load)
 	case r.Kind == KindBooking && r.Booking != nil:
-		e.booking(r.Booking)
+		e.booking(r.Booking, len(r.Rest) > 0)
 	}
-	return e.b
+	return append(e.b, r.Rest...)
 }
 
 type encoder struct{ b []byte }
@@ -90,7 +93,7 @@ func (e *encoder) learned(l *Learned) {
 	hashes(e, l.Blocks)
 }
 
-func (e *encoder) hello(h *Hello) {
+func (e *encoder) hello(h *Hello, all bool) {
 	e.string(h.Address)
 	e.uint(uint64(h.Role))
 	e.bool(h.Ready)
@@ -101,7 +104,34 @@ func (e *encoder) hello(h *Hello) {
 	e.uint(uint64(h.KVBlocks))
 	e.string(h.Deployment)
 	e.uint(uint64(h.LeaseMs))
-	e.string(h.Admin)
+	groups := all || len(h.Groups) > 0
+	flags := groups || h.Eagle || h.NoEvents
+	ranks := flags || h.Ranks != 0
+	if ranks || h.Admin != "" {
+		e.string(h.Admin)
+	}
+	if ranks {
+		e.uint(uint64(h.Ranks))
+	}
+	if flags {
+		e.bool(h.Eagle)
+		e.bool(h.NoEvents)
+	}
+	if groups {
+		e.groups(h.Groups)
+	}
+}
+
+// groups writes a list whose items may grow: each has its length in front.
+func (e *encoder) groups(list []GroupSpec) {
+	e.uint(uint64(len(list)))
+	for _, g := range list {
+		item := encoder{make([]byte, 0, 16)}
+		item.uint(uint64(g.Kind))
+		item.uint(uint64(g.Window))
+		item.uint(uint64(g.BlockSize))
+		e.string(string(item.b))
+	}
 }
 
 func (e *encoder) load(l *Load) {
@@ -133,20 +163,25 @@ func (e *encoder) samples(list []Sample) {
 // int32 writes a signed number so that small ones of either sign are short.
 func (e *encoder) int32(v int32) { e.uint(uint64(uint32(v<<1) ^ uint32(v>>31))) }
 
-func (e *encoder) booking(b *Booking) {
+func (e *encoder) booking(b *Booking, all bool) {
 	e.string(b.ID)
 	e.string(b.Replica)
 	e.uint(uint64(b.Cached))
 	e.uint(uint64(b.Uncached))
 	e.uint(uint64(b.State))
 	e.uint(uint64(b.LeaseMs))
-	e.uint(b.Seq)
-	e.bool(b.Prefill)
+	if all || b.Prefill || b.Seq != 0 {
+		e.uint(b.Seq)
+	}
+	if all || b.Prefill {
+		e.bool(b.Prefill)
+	}
 }
 
-// DecodeRecord reads what [AppendRecord] wrote. b must be one whole record.
-// Anything else, also a number that is not in its shortest form, is refused
-// with [ErrBadRecord], so a record has one encoding. Memory stays in proportion
+// DecodeRecord reads what [AppendRecord] wrote, in this version or a neighbouring
+// one: missing new fields are zero, and what is not known is in Rest. b must be one
+// whole record. Anything else, also a number that is not in its shortest form, is
+// refused with [ErrBadRecord]. Memory stays in proportion
 // to len(b) whatever lengths b claims. Nothing in the result refers to b. Empty
 // lists come back as nil.
 func DecodeRecord(b []byte) (Record, error) {
@@ -173,12 +208,15 @@ func DecodeRecord(b []byte) (Record, error) {
 		r.Load = d.load()
 	case KindBooking:
 		r.Booking = d.booking()
-	case KindCleared, KindBye:
-	default:
+	case 0:
 		d.bad = true
+	default: // no body, or one that is not known
 	}
-	if d.bad || len(d.b) > 0 {
+	if d.bad {
 		return Record{}, fmt.Errorf("decode %d bytes: %w", len(b), ErrBadRecord)
+	}
+	if len(d.b) > 0 {
+		r.Rest = append([]byte(nil), d.b...)
 	}
 	return r, nil
 }
@@ -284,7 +322,7 @@ func (d *decoder) learned() *Learned {
 }
 
 func (d *decoder) hello() *Hello {
-	return &Hello{
+	h := &Hello{
 		Address:    d.string(),
 		Role:       Role(d.uint(math.MaxUint8)),
 		Ready:      d.bool(),
@@ -295,8 +333,41 @@ func (d *decoder) hello() *Hello {
 		KVBlocks:   d.uint32(),
 		Deployment: d.string(),
 		LeaseMs:    d.uint32(),
-		Admin:      d.string(),
 	}
+	if d.more() {
+		h.Admin = d.string()
+	}
+	if d.more() {
+		h.Ranks = d.uint32()
+	}
+	if d.more() {
+		h.Eagle, h.NoEvents = d.bool(), d.bool()
+	}
+	if d.more() {
+		h.Groups = d.groups()
+	}
+	return h
+}
+
+// more reports whether a field that came later is there.
+func (d *decoder) more() bool { return !d.bad && len(d.b) > 0 }
+
+func (d *decoder) groups() []GroupSpec {
+	n := d.count(1)
+	if n == 0 {
+		return nil
+	}
+	list := make([]GroupSpec, 0, min(n, 64))
+	for range n {
+		item := decoder{b: d.take(d.count(1)), bad: d.bad}
+		list = append(list, GroupSpec{
+			Kind: GroupKind(item.uint(math.MaxUint8)), Window: item.uint32(), BlockSize: item.uint32(),
+		})
+		if d.bad = d.bad || item.bad; d.bad {
+			return nil
+		}
+	}
+	return list
 }
 
 func (d *decoder) load() *Load {
@@ -338,14 +409,19 @@ func (d *decoder) samples() []Sample {
 }
 
 func (d *decoder) booking() *Booking {
-	return &Booking{
+	b := &Booking{
 		ID:       d.string(),
 		Replica:  d.string(),
 		Cached:   d.uint32(),
 		Uncached: d.uint32(),
 		State:    BookingState(d.uint(math.MaxUint8)),
 		LeaseMs:  d.uint32(),
-		Seq:      d.uint(math.MaxUint64),
-		Prefill:  d.bool(),
 	}
+	if d.more() {
+		b.Seq = d.uint(math.MaxUint64)
+	}
+	if d.more() {
+		b.Prefill = d.bool()
+	}
+	return b
 }

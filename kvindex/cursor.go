@@ -119,9 +119,11 @@ func (r *Record) check() error {
 		ok = ok && r.Load != nil
 	case KindBooking:
 		ok = ok && r.Booking != nil
-	case KindBye:
-	default:
+	case 0:
 		ok = false
+	case KindBye:
+	default: // a later version's
+		ok = ok && (r.Seq > 0 || !r.Kind.Sequenced())
 	}
 	if !ok {
 		return fmt.Errorf("%s of owner %s, seq %d: %w", r.Kind, r.Owner, r.Seq, ErrMalformed)

@@ -62,8 +62,21 @@ func (k Kind) String() string {
 	return fmt.Sprintf("kind(%d)", uint8(k))
 }
 
+// Later versions may have more kinds. Their numbers tell an older reader what it
+// has to know: those from kindSequenced to kindUnsequenced-1 carry a Seq, others do
+// not. It counts the former and passes over both.
+const (
+	kindSequenced   Kind = 64
+	kindUnsequenced Kind = 128
+)
+
 // Sequenced reports whether records of this kind carry a contiguous Seq.
-func (k Kind) Sequenced() bool { return k >= KindStored && k <= KindLearned }
+func (k Kind) Sequenced() bool {
+	return k >= KindStored && k <= KindLearned || k >= kindSequenced && k < kindUnsequenced
+}
+
+// known reports whether this version knows the kind.
+func (k Kind) known() bool { return k >= KindStored && k <= KindBye }
 
 // Record is one entry of the log.
 type Record struct {
@@ -90,11 +103,17 @@ type Record struct {
 	Hello   *Hello
 	Load    *Load
 	Booking *Booking
+
+	// Rest is what a later version wrote behind the fields that this one knows, or
+	// the whole body of a kind that it does not know. It is passed on as it is.
+	Rest []byte
 }
 
 // Stored says that the owner now holds a run of blocks.
 type Stored struct {
-	// Group is the engine's KV-cache group; 0 where there is one.
+	// Group is the KV-cache group, a number into [Hello.Groups]; 0 where there is one.
+	// A block of a group with longer ones goes by the hash of the last of the
+	// worker's blocks in it.
 	Group uint16
 	// Parent is the block before the first; the namespace's root at a prompt's start.
 	Parent BlockHash
@@ -179,6 +198,54 @@ type Hello struct {
 	// Admin is the ip:port of the agent's pages for operators, empty if there are
 	// none. Pickers pass it on to people; they do not ask there themselves.
 	Admin string
+	// Ranks is the number of data-parallel ranks with a cache of their own; 0 says
+	// the same as 1.
+	Ranks uint32
+	// Eagle: the engine drafts with hidden states (EAGLE, MTP), so it computes the
+	// last block that it finds anew.
+	Eagle bool
+	// NoEvents: the engine does not say what it holds; see [Approx].
+	NoEvents bool
+	// Groups are the engine's KV-cache groups by the number in [Stored.Group]; empty
+	// for one group of full attention. Group 0 is one of full attention if there is
+	// any.
+	Groups []GroupSpec
+}
+
+// GroupKind is what a prefix needs of a group's blocks to be of use.
+type GroupKind uint8
+
+// The kinds of groups.
+const (
+	// GroupFull needs every block (full attention, MLA).
+	GroupFull GroupKind = iota
+	// GroupWindow needs the blocks of the last Window tokens (sliding window).
+	GroupWindow
+	// GroupChunk needs the blocks from the last multiple of Window tokens on (chunked
+	// local attention).
+	GroupChunk
+	// GroupState needs the one block at the prefix's end (Mamba, linear attention).
+	GroupState
+	// GroupUnused says nothing about prefixes (cross attention).
+	GroupUnused
+)
+
+// String is the kind's name in flags.
+func (k GroupKind) String() string {
+	names := [...]string{"full", "window", "chunk", "state", "unused"}
+	if int(k) < len(names) {
+		return names[k]
+	}
+	return fmt.Sprintf("group(%d)", uint8(k))
+}
+
+// GroupSpec describes one KV-cache group.
+type GroupSpec struct {
+	Kind GroupKind
+	// Window is in tokens: the window's or the chunk's length.
+	Window uint32
+	// BlockSize is in tokens, a multiple of the worker's; 0 says the same as that.
+	BlockSize uint32
 }
 
 // Load is what a worker has to do at one moment.
