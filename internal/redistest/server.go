@@ -5,10 +5,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -30,8 +32,13 @@ type Options struct {
 	Password string
 	// AOF keeps an append-only file, flushed at every write, that a restart reads.
 	AOF bool
+	// TLS speaks only TLS, with a certificate for 127.0.0.1 of an authority of this
+	// test: see [Server.CA].
+	TLS bool
 	// Config are more lines of redis.conf, such as "maxmemory 10mb".
 	Config []string
+	// mode is an argument: --sentinel, or empty.
+	mode string
 	// port is taken from porttest if it is 0.
 	port int
 }
@@ -47,6 +54,7 @@ type Server struct {
 	opts Options
 	dir  string
 	port int
+	tls  *certificate
 
 	mu      sync.Mutex
 	cmd     *exec.Cmd
@@ -66,11 +74,16 @@ func Start(t testing.TB, opts Options) *Server {
 		s.port = porttest.Take(t, 1)
 	}
 	s.Addr = porttest.Join(s.port)
-	s.Client = redis.NewClient(&redis.Options{
+	client := &redis.Options{
 		Addr: s.Addr, Password: opts.Password, Protocol: 2, DisableIdentity: true, ContextTimeoutEnabled: true,
 		DialTimeout: time.Second, DialerRetries: 1,
 		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
-	})
+	}
+	if opts.TLS {
+		s.tls = newCertificate(t, s.dir)
+		client.TLSConfig = s.tls.client
+	}
+	s.Client = redis.NewClient(client)
 	s.Restart()
 	t.Cleanup(func() {
 		_ = s.Client.Close() // nothing is left to ask
@@ -85,16 +98,29 @@ func (s *Server) URL() string { return s.URLAt(s.Addr) }
 // URLAt is the server's URL with another address, such as a proxy's.
 func (s *Server) URLAt(addr string) string {
 	if s.opts.Password != "" {
-		return "redis://:" + s.opts.Password + "@" + addr
+		addr = ":" + s.opts.Password + "@" + addr
+	}
+	if s.tls != nil {
+		return "rediss://" + addr + "?ca=" + url.QueryEscape(s.tls.ca)
 	}
 	return "redis://" + addr
 }
 
+// CA is the file with the authority of a server with TLS.
+func (s *Server) CA() string { return s.tls.ca }
+
 func (s *Server) arguments() []string {
-	lines := append([]string{
-		"port " + fmt.Sprint(s.port), "bind 127.0.0.1", "dir " + s.dir, "daemonize no", `save ""`,
-		"enable-debug-command local", "repl-diskless-sync-delay 0",
-	}, s.opts.Config...)
+	lines := []string{"bind 127.0.0.1", "dir " + s.dir, "daemonize no"}
+	if s.opts.mode == "" {
+		lines = append(lines, `save ""`, "enable-debug-command local", "repl-diskless-sync-delay 0")
+	}
+	if s.tls != nil {
+		lines = append(lines, "port 0", "tls-port "+strconv.Itoa(s.port), "tls-auth-clients no",
+			"tls-cert-file "+s.tls.cert, "tls-key-file "+s.tls.key, "tls-ca-cert-file "+s.tls.ca)
+	} else {
+		lines = append(lines, "port "+strconv.Itoa(s.port))
+	}
+	lines = append(lines, s.opts.Config...)
 	if s.opts.Password != "" {
 		lines = append(lines, "requirepass "+s.opts.Password)
 	}
@@ -115,7 +141,11 @@ func (s *Server) Restart() {
 	}
 	s.mu.Lock()
 	s.output = &bytes.Buffer{}
-	cmd := exec.Command("redis-server", conf)
+	args := []string{conf}
+	if s.opts.mode != "" {
+		args = append(args, s.opts.mode)
+	}
+	cmd := exec.Command("redis-server", args...)
 	cmd.Stdout, cmd.Stderr = s.output, s.output
 	started, exited := make(chan error), make(chan struct{})
 	go run(cmd, started, exited)

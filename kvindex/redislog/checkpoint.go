@@ -103,9 +103,6 @@ func (l *Log) checkpoint(ctx context.Context, w *writer, records []kvindex.Recor
 		case r.Owner.Worker != w.name || r.Kind != kvindex.KindCleared && (r.Kind != kvindex.KindStored || r.Seq != 0):
 			return fmt.Errorf("%s of owner %s, seq %d: %w", r.Kind, r.Owner, r.Seq, kvindex.ErrMalformed)
 		case r.Kind == kvindex.KindCleared:
-			if r.Term < w.owners[r.Owner].term {
-				return fenced(r)
-			}
 			s := ownerState{cursor: kvindex.Cursor{Epoch: r.Epoch, Term: r.Term, Seq: r.Seq}}
 			fields = append(fields, ownerField('s', r.Owner), s.encode()[:markBytes])
 		default:

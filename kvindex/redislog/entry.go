@@ -64,10 +64,11 @@ func headOf(records []*kvindex.Record) head {
 	if len(records) > 0 {
 		h = head{worker: records[0].Owner.Worker, epoch: records[0].Epoch, term: records[0].Term}
 	}
+	// The base is below every number, so that no difference is 0: that means none.
+	first := true
 	for _, r := range records {
-		if r.Owner.Worker == h.worker && r.Seq > 0 {
-			h.base = r.Seq - 1
-			break
+		if r.Owner.Worker == h.worker && r.Seq > 0 && (first || r.Seq-1 < h.base) {
+			h.base, first = r.Seq-1, false
 		}
 	}
 	return h
@@ -82,8 +83,8 @@ func (h *head) append(b []byte) []byte {
 	return binary.AppendUvarint(b, h.base)
 }
 
-// decodeEntry appends an entry's records to dst. Records of a kind that this
-// version does not know are skipped and counted; an entry that is none is refused.
+// decodeEntry appends an entry's records to dst. Records that cannot be read are
+// skipped and counted; an entry that is none is refused.
 func decodeEntry(dst []kvindex.Record, b []byte) (records []kvindex.Record, skipped int, err error) {
 	h, b, err := decodeHead(b)
 	if err != nil {

@@ -125,7 +125,7 @@ func gauges(r *kvindex.Record) *kvindex.Record {
 
 // recordBytes is at least the length of a record's encoding.
 func recordBytes(r *kvindex.Record) int {
-	n := 128 + len(r.Owner.Worker)
+	n := 128 + len(r.Owner.Worker) + len(r.Rest)
 	switch {
 	case r.Stored != nil:
 		n += 8 * len(r.Stored.Hashes)

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/logging"
 
 	"github.com/kvlane/kvlane/kvindex"
 )
@@ -37,6 +38,11 @@ type Log struct {
 	mu      sync.Mutex
 	writers map[kvindex.WorkerID]*writer
 }
+
+// Quiet turns off the Redis client's own log lines, which tell every attempt to
+// connect; [Log.Status] has what matters. It is for the start of a program: it
+// changes a global variable of the client's package.
+func Quiet() { logging.Disable() }
 
 // New makes a log. It does no I/O; an error is about the options.
 func New(opts Options) (*Log, error) {

@@ -93,6 +93,8 @@ func (r *reporter) saw(which side, err error) {
 	r.err[which] = err
 	if err != nil {
 		r.s.Unavailable++
+	} else if other := &r.err[1-which]; !isReply(*other) {
+		*other = nil // the connection is there again; only what the server refused stands
 	}
 	worst := r.err[writing]
 	if worst == nil {
@@ -112,6 +114,12 @@ func (r *reporter) looked(lag time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.s.Lag, r.seen = lag, time.Now()
+}
+
+// isReply reports whether an error came from the server, as "OOM" and "READONLY" do.
+func isReply(err error) bool {
+	var reply redis.Error
+	return errors.As(err, &reply)
 }
 
 // full reports whether the server refused a write for want of memory.
