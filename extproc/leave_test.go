@@ -23,6 +23,7 @@ func TestLeave(t *testing.T) {
 		want         bool
 	}{
 		{"events", true, none, "192.0.2.10:8000", "200", "text/event-stream; charset=utf-8", true},
+		{"no reports arrive", true, none, "192.0.2.10:8000", "200", "text/event-stream", false},
 		{"not allowed", false, none, "192.0.2.10:8000", "200", "text/event-stream", false},
 		{"bodies pass here", true, duplex, "192.0.2.10:8000", "200", "text/event-stream", false},
 		{"the gateway's own answer", true, none, "", "200", "text/event-stream", false},
@@ -34,6 +35,7 @@ func TestLeave(t *testing.T) {
 			cfg := Default()
 			cfg.LeaveStreaming = c.allowed
 			w := newWorld(t, cfg, picker.DefaultConfig())
+			w.server.SetReports(c.name != "no reports arrive")
 			w.worker("w1", hello("192.0.2.10:8000"))
 			open := func() *stream {
 				st := newStream(w.server)

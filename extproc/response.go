@@ -17,7 +17,7 @@ func (s *stream) responseHeaders(now time.Time, in *extprocv3.ProcessingRequest,
 	s.complete = h.GetEndOfStream()
 	if addr := readServed(in.GetMetadataContext()); addr != "" && s.booked {
 		s.served(now, addr)
-		s.left = s.srv.cfg.LeaveStreaming && s.phase == sent && !s.complete &&
+		s.left = s.srv.cfg.LeaveStreaming && !s.srv.silent.Load() && s.phase == sent && !s.complete &&
 			s.responseMode == extprocfilterv3.ProcessingMode_NONE && streams(h.GetHeaders())
 	}
 	return append(out, responseHeadersAnswer())

@@ -3,6 +3,7 @@ package extproc
 import (
 	"errors"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/kvlane/kvlane/internal/openai"
@@ -50,6 +51,7 @@ type Router struct {
 	pool     *picker.Pool
 	secret   string
 	density  density
+	scratch  sync.Pool // of *scratch
 }
 
 // NewRouter joins the index, the map of learned prefixes and the pool. secret
@@ -62,12 +64,12 @@ func NewRouter(index *kvindex.Index, prefixes *kvindex.PrefixMap, pool *picker.P
 // Route plans a request and books it under its id; [Router.Close] ends the
 // booking. A refusal books nothing.
 func (r *Router) Route(now time.Time, a Ask) (Decision, *Refusal) {
-	return r.plan(now, a, r.pool.Pick)
+	return r.plan(now, a, false)
 }
 
 // Explain is Route without the booking.
 func (r *Router) Explain(now time.Time, a Ask) (Decision, *Refusal) {
-	return r.plan(now, a, r.pool.Explain)
+	return r.plan(now, a, true)
 }
 
 // Served moves a booking to the worker at the address that served.
@@ -78,21 +80,40 @@ func (r *Router) booked(id string) bool { return r.pool.Booked(id) }
 // Close ends a booking; closing one that is not open does nothing.
 func (r *Router) Close(now time.Time, id string) { r.pool.Close(id, now) }
 
-func (r *Router) plan(now time.Time, a Ask, pick func(*picker.Request, time.Time) picker.Plan) (Decision, *Refusal) {
-	req := &picker.Request{ID: a.ID, Subset: a.Subset, HasSubset: a.HasSubset, Policy: a.Policy}
+func (r *Router) plan(now time.Time, a Ask, explain bool) (Decision, *Refusal) {
+	s, _ := r.scratch.Get().(*scratch)
+	if s == nil {
+		s = new(scratch)
+	}
+	req := &s.request
+	*req = picker.Request{ID: a.ID, Subset: a.Subset, HasSubset: a.HasSubset, Policy: a.Policy}
 	var d Decision
 	if api := apiOf(a.Method, a.Path); api != openai.APINone && len(a.Body) > 0 {
 		parsed, err := openai.Parse(api, a.Body)
 		if err != nil {
 			return Decision{}, malformed(err)
 		}
-		d = r.read(parsed, req)
+		d = r.read(parsed, s)
 	}
-	d.Plan = pick(req, now)
+	if explain {
+		d.Plan = r.pool.Explain(req, now)
+	} else {
+		d.Plan = r.pool.Pick(req, now)
+	}
+	*req = picker.Request{} // the client's texts are not kept
+	r.scratch.Put(s)        // not after a panic: nothing is known of it then
 	if !d.Plan.OK() {
 		return d, refusalOf(d.Plan, d.Model)
 	}
 	return d, nil
+}
+
+// scratch is the memory for one request, used again by the next. A plan refers
+// to nothing in it.
+type scratch struct {
+	request picker.Request
+	chain   []kvindex.BlockHash
+	matches matches
 }
 
 func malformed(err error) *Refusal {
@@ -104,60 +125,99 @@ func malformed(err error) *Refusal {
 }
 
 // read fills the pick's request from a body: length, matches, output bound.
-func (r *Router) read(parsed *openai.Request, req *picker.Request) Decision {
-	d := Decision{Model: parsed.Model}
+func (r *Router) read(parsed *openai.Request, s *scratch) Decision {
+	d, req := Decision{Model: parsed.Model}, &s.request
 	req.Model, req.OSL = parsed.Model, parsed.MaxTokens
 	model, ok := r.pool.Model(parsed.Model)
 	if !ok {
 		return d // the pick says whether it is unknown or away
 	}
-	var sum matches
+	s.matches.clear()
 	if parsed.TokenPrompts != nil {
 		d.Prompts, d.Exact = len(parsed.TokenPrompts), true
 		ns := kvindex.Namespace{Model: model.Base, LoRA: model.LoRA, Salt: parsed.CacheSalt, BlockSize: model.BlockSize}
 		for _, ids := range parsed.TokenPrompts {
 			req.ISL += len(ids)
-			sum.add(r.index.Overlap(kvindex.AppendChain(nil, ns.Root(), ids, model.BlockSize), nil))
+			s.chain = kvindex.AppendChain(s.chain[:0], ns.Root(), ids, model.BlockSize)
+			s.matches.add(r.index, s.chain)
 		}
 		d.KnownTokens = req.ISL
 	} else {
 		for _, h := range parsed.Hashers(parsed.Seed(r.secret, model.Base, model.LoRA)) {
-			known := r.prefixes.Lookup(h.Chunks(), nil)
+			known := r.prefixes.Lookup(h.Chunks(), s.chain)
+			s.chain = known.Blocks
 			r.density.learn(known)
 			d.Prompts++
 			d.Bytes += h.Len()
 			d.KnownTokens += known.Tokens
 			req.ISL += known.Tokens + r.density.tokens(h.Len()-known.Chunks*kvindex.ChunkSize)
 			if known.BlockSize == model.BlockSize {
-				sum.add(r.index.Overlap(known.Blocks, nil))
+				s.matches.add(r.index, known.Blocks)
 			}
 		}
 	}
-	req.Matches = sum.list
+	req.Matches = s.matches.list
 	return d
 }
 
 // matches sums the matches of several prompts by worker and rank.
-type matches struct{ list []kvindex.Match }
+type matches struct {
+	list []kvindex.Match
+	// more are those of one prompt, places those of list by their seats, plus 1, as
+	// far as they were needed.
+	more   []kvindex.Match
+	places []int32
+}
 
-func (m *matches) add(more []kvindex.Match) {
-	if m.list == nil {
-		m.list = more
+func (m *matches) clear() {
+	m.list = m.list[:0]
+	clear(m.places)
+	m.places = m.places[:0]
+}
+
+// add looks a prompt up and adds what there is of it.
+func (m *matches) add(index *kvindex.Index, chain []kvindex.BlockHash) {
+	if len(m.list) == 0 {
+		m.list = index.Overlap(chain, m.list)
 		return
 	}
-next:
-	for _, n := range more {
+	if len(m.places) == 0 {
 		for i := range m.list {
-			have := &m.list[i]
-			if have.Worker == n.Worker && have.Rank == n.Rank {
-				for t := range have.Depth {
-					have.Depth[t] += n.Depth[t]
-				}
-				continue next
-			}
+			m.note(i)
 		}
-		m.list = append(m.list, n)
 	}
+	m.more = index.Overlap(chain, m.more[:0])
+	for i := range m.more {
+		n := &m.more[i]
+		have := m.find(n)
+		if have == nil {
+			m.list = append(m.list, *n)
+			m.note(len(m.list) - 1)
+			continue
+		}
+		for t := range have.Depth {
+			have.Depth[t] += n.Depth[t]
+		}
+	}
+}
+
+func (m *matches) note(i int) {
+	seat := int(m.list[i].Seat)
+	for len(m.places) <= seat {
+		m.places = append(m.places, 0)
+	}
+	m.places[seat] = int32(i) + 1
+}
+
+// find is the match of the same worker and rank; nil if there is none. A seat may
+// have changed hands between two lookups.
+func (m *matches) find(n *kvindex.Match) *kvindex.Match {
+	if int(n.Seat) < len(m.places) {
+		if at := m.places[n.Seat]; at > 0 && m.list[at-1].Worker == n.Worker && m.list[at-1].Rank == n.Rank {
+			return &m.list[at-1]
+		}
+	}
+	return nil
 }
 
 // apiOf is openai.APIOf for a path with a query.

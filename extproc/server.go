@@ -34,6 +34,7 @@ type Server struct {
 	ids     ids
 	streams atomic.Int64
 	buffers budget
+	silent  atomic.Bool // no agent's report comes now
 
 	stop     sync.Once
 	stopping chan struct{} // closed by Stop
@@ -60,6 +61,10 @@ func New(cfg Config, router *Router, m *Metrics, log *slog.Logger) (*Server, err
 
 // Register adds the ext_proc service to a gRPC server.
 func (s *Server) Register(r grpc.ServiceRegistrar) { extprocv3.RegisterExternalProcessorServer(r, s) }
+
+// SetReports says whether the agents' reports arrive; at first they do. While they
+// do not, answers that stream keep their streams: nothing else would tell their end.
+func (s *Server) SetReports(arrive bool) { s.silent.Store(!arrive) }
 
 // Plans are the last requests, for `kvlane explain`.
 func (s *Server) Plans() *Plans { return s.plans }
