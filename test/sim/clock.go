@@ -1,9 +1,6 @@
 package sim
 
-import (
-	"container/heap"
-	"time"
-)
+import "time"
 
 // class orders events of one moment: what was sent arrives, then requests come,
 // then engines decide.
@@ -26,43 +23,55 @@ type event struct {
 	engine *engine
 }
 
-// agenda is the events to come.
+// agenda is the events to come: a binary heap, as container/heap keeps it but
+// without a boxed value for each of the millions of events of a run.
 type agenda struct {
 	events []event
 	seq    uint64
 }
 
-func (a *agenda) Len() int { return len(a.events) }
+func (a *agenda) empty() bool { return len(a.events) == 0 }
 
-func (a *agenda) Less(i, j int) bool {
-	x, y := &a.events[i], &a.events[j]
-	if x.at != y.at {
-		return x.at < y.at
+func (e *event) before(o *event) bool {
+	if e.at != o.at {
+		return e.at < o.at
 	}
-	if x.class != y.class {
-		return x.class < y.class
+	if e.class != o.class {
+		return e.class < o.class
 	}
-	return x.seq < y.seq
-}
-
-func (a *agenda) Swap(i, j int) { a.events[i], a.events[j] = a.events[j], a.events[i] }
-
-// Push implements heap.Interface.
-func (a *agenda) Push(x any) { a.events = append(a.events, x.(event)) } //nolint:forcetypeassert // only add calls it
-
-// Pop implements heap.Interface.
-func (a *agenda) Pop() any {
-	last := len(a.events) - 1
-	e := a.events[last]
-	a.events[last] = event{}
-	a.events = a.events[:last]
-	return e
+	return e.seq < o.seq
 }
 
 func (a *agenda) add(e event) {
 	a.seq++
 	e.seq = a.seq
-	heap.Push(a, e)
+	a.events = append(a.events, e)
+	for i := len(a.events) - 1; i > 0; {
+		up := (i - 1) / 2
+		if !a.events[i].before(&a.events[up]) {
+			return
+		}
+		a.events[i], a.events[up] = a.events[up], a.events[i]
+		i = up
+	}
 }
 
-func (a *agenda) next() event { return heap.Pop(a).(event) } //nolint:forcetypeassert // only add filled it
+// next takes out the first event; there must be one.
+func (a *agenda) next() event {
+	first, last := a.events[0], len(a.events)-1
+	a.events[0], a.events[last] = a.events[last], event{}
+	a.events = a.events[:last]
+	for i := 0; ; {
+		least := i
+		for child := 2*i + 1; child <= 2*i+2 && child < last; child++ {
+			if a.events[child].before(&a.events[least]) {
+				least = child
+			}
+		}
+		if least == i {
+			return first
+		}
+		a.events[i], a.events[least] = a.events[least], a.events[i]
+		i = least
+	}
+}

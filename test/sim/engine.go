@@ -42,6 +42,7 @@ type engine struct {
 	index int
 	owner kvindex.Owner
 	core  *core.Core
+	out   core.Output // used again for every step
 	up    bool
 	calls map[string]*call
 
@@ -99,7 +100,7 @@ func (e *engine) submit(c *call) error {
 	}
 	before := e.core.Stats().QueuedTokens
 	err := e.core.Submit(now, core.Request{
-		ID: c.ID, Content: content, PromptTokens: c.ISL, MaxTokens: c.osl - c.tokens, IgnoreEOS: true,
+		ID: c.ID, Tag: c.Index, Content: content, PromptTokens: c.ISL, MaxTokens: c.osl - c.tokens, IgnoreEOS: true,
 	})
 	if err != nil {
 		return fmt.Errorf("worker %d: %w", e.index, err)
@@ -135,12 +136,14 @@ func (e *engine) wake(at time.Duration) {
 	if !e.up {
 		return
 	}
-	e.take(e.core.Step(at))
+	e.out.Tokens, e.out.Events = e.out.Tokens[:0], e.out.Events[:0]
+	e.core.Advance(at, &e.out)
+	e.take(&e.out)
 	e.arm()
 }
 
 // take passes on what the core did.
-func (e *engine) take(out core.Output) {
+func (e *engine) take(out *core.Output) {
 	now := e.fleet.now
 	busy := e.core.Stats().BusyTime
 	e.minute(now).busyMs += ms(busy - e.busy)
@@ -161,7 +164,7 @@ func (e *engine) minute(now time.Duration) *minute {
 }
 
 func (e *engine) token(t *core.Token, now time.Duration) {
-	c := e.calls[t.ID]
+	c := e.fleet.calls[t.Tag]
 	if c.started {
 		c.gap = max(c.gap, now-c.last)
 	}
@@ -213,7 +216,7 @@ func (e *engine) publish(events []core.Event) {
 	records := make([]kvindex.Record, 0, len(events))
 	for i := range events {
 		ev := &events[i]
-		hashes := make([]kvindex.BlockHash, len(ev.Blocks))
+		hashes := make([]kvindex.BlockHash, len(ev.Blocks)) // the core's are its own
 		for j, b := range ev.Blocks {
 			hashes[j] = kvindex.BlockHash(b)
 		}

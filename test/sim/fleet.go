@@ -71,9 +71,10 @@ type Setup struct {
 	Timing                                  Timing
 	// Hardware is every worker's timing.
 	Hardware []Timing
-	Replica  string
-	SLO      SLO
-	Rand     *rand.Rand
+	// Replica is the router's name among several; empty if it is alone.
+	Replica string
+	SLO     SLO
+	Rand    *rand.Rand
 }
 
 // DefaultConfig is 8 workers with Dynamo's stepping; the trace, its speed and the
@@ -134,7 +135,7 @@ func Run(ctx context.Context, cfg Config) (*Result, error) {
 	if err != nil {
 		return nil, fmt.Errorf("simulate: %w", err)
 	}
-	for n := 0; f.agenda.Len() > 0; n++ {
+	for n := 0; !f.agenda.empty(); n++ {
 		if n%4096 == 0 && ctx.Err() != nil {
 			return nil, context.Cause(ctx)
 		}
@@ -234,9 +235,13 @@ func (f *Fleet) queued() float64 {
 func (f *Fleet) tell(c *call, what func(policies.Policy)) {
 	if f.cfg.LoadLag == 0 {
 		what(c.router.policy)
+		f.share(c.router)
 		return
 	}
-	f.agenda.add(event{at: f.now + f.cfg.LoadLag, class: classNotice, do: func() { what(c.router.policy) }})
+	f.agenda.add(event{at: f.now + f.cfg.LoadLag, class: classNotice, do: func() {
+		what(c.router.policy)
+		f.share(c.router)
+	}})
 }
 
 // send delivers records to every router after a lag; lossy ones get lost.
@@ -265,8 +270,11 @@ func (f *Fleet) deliver(records []kvindex.Record) {
 
 // share announces a router's bookings to the others.
 func (f *Fleet) share(from *router) {
+	if f.cfg.Replicas == 1 {
+		return
+	}
 	s, ok := from.policy.(sharer)
-	if !ok || f.cfg.Replicas == 1 {
+	if !ok {
 		return
 	}
 	records := s.Outbox()

@@ -20,6 +20,7 @@ type ours struct {
 // newOurs knows the fleet's hardware by its deployments, as operators name them.
 func newOurs(s Setup, cfg picker.Config) *ours {
 	cfg.ChunkTokens = s.ChunkTokens
+	cfg.Replica = s.Replica
 	cfg.BookingLease = 24 * time.Hour // answers under overload take long, and nobody loses them here
 	table := timing.Table{Transfer: timing.Known().Transfer}
 	seen := map[string]bool{}
@@ -53,6 +54,9 @@ func (o *ours) Pick(r *policies.Request, _ policies.Fleet) int {
 
 // Predicted is the time to first token of the last pick, ms.
 func (o *ours) Predicted() float64 { return o.predicted }
+
+// Outbox is what the other replicas are to know.
+func (o *ours) Outbox() []kvindex.Record { return o.pool.Outbox(nil) }
 
 // Apply follows the log.
 func (o *ours) Apply(r *kvindex.Record, now time.Duration) { o.pool.Apply(r, at(now)) }

@@ -37,9 +37,13 @@ func (f *Fleet) newRouter(i int) *router {
 		r.places[workerName(w)] = w
 		hardware[w] = cfg.timingOf(w)
 	}
+	name := ""
+	if cfg.Replicas > 1 {
+		name = "router" + strconv.Itoa(i)
+	}
 	r.policy = cfg.Policy(Setup{
 		Workers: cfg.Workers, Blocks: cfg.Blocks, BlockSize: cfg.Trace.BlockSize, ChunkTokens: cfg.ChunkTokens,
-		Timing: cfg.Timing, Hardware: hardware, Replica: "router" + strconv.Itoa(i), SLO: cfg.SLO,
+		Timing: cfg.Timing, Hardware: hardware, Replica: name, SLO: cfg.SLO,
 		Rand: rand.New(rand.NewPCG(cfg.Seed, 100+uint64(i))),
 	})
 	return r

@@ -95,11 +95,13 @@ func (c *Core) NextAt() (at time.Duration, ok bool) {
 // time NextAt gave, it ends one step at most and starts the next.
 func (c *Core) Step(now time.Duration) Output {
 	var out Output
-	c.advance(now, &out)
+	c.Advance(now, &out)
 	return out
 }
 
-func (c *Core) advance(now time.Duration, out *Output) {
+// Advance is [Core.Step] that appends to out: a caller that empties and reuses it
+// is spared an allocation a step.
+func (c *Core) Advance(now time.Duration, out *Output) {
 	for {
 		at, ok := c.NextAt()
 		if !ok || at > now {

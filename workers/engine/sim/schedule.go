@@ -226,7 +226,7 @@ func (c *Core) generate(s *sequence) Token {
 	s.out = append(s.out, token)
 	s.state = mix(s.state, uint64(token))
 	s.decoding = true
-	t := Token{ID: s.ID, Token: token, Index: len(s.out) - 1, Finish: s.ends(stop), Preempted: s.preempted}
+	t := Token{ID: s.ID, Tag: s.Tag, Token: token, Index: len(s.out) - 1, Finish: s.ends(stop), Preempted: s.preempted}
 	if t.Index == 0 {
 		t.CachedTokens = s.hit
 		c.totals.PromptTokens += uint64(s.prompt)

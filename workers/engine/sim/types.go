@@ -45,7 +45,9 @@ type Config struct {
 // Request is one sequence to generate. A request with n choices is submitted n
 // times.
 type Request struct {
-	ID     string
+	ID string
+	// Tag is the caller's own, handed back with every token.
+	Tag    int
 	Prompt []uint32
 	// Content names the full blocks of a prompt of PromptTokens tokens, in place of
 	// Prompt: prompts with equal names at their start share those blocks. Block
@@ -93,7 +95,8 @@ const (
 
 // Token is one generated token.
 type Token struct {
-	ID     string // the request's
+	ID     string // the request's, and its Tag
+	Tag    int
 	Token  uint32
 	Index  int // 0 for the first token
 	Finish Reason
