@@ -21,8 +21,9 @@ const (
 	block = 500 * time.Millisecond
 	// beatEvery is the pause between two looks at the log as a whole.
 	beatEvery = time.Second
-	// After silence of all readers and writers (Redis was away) nobody is taken for
-	// gone for mercy: the workers must be able to come back first.
+	// After silence of all readers (Redis was away) nobody is taken for gone for
+	// mercy: the workers must be able to come back first. Writers do not break the
+	// silence: the first of them to come back must not cost the others their places.
 	silence = 3 * time.Second
 	mercy   = 6 * time.Second
 
