@@ -5,12 +5,9 @@ import (
 	"encoding/json"
 	"fmt"
 	"strings"
-	"time"
 
 	"github.com/kvlane/kvlane/internal/openai"
-	known "github.com/kvlane/kvlane/internal/timing"
 	"github.com/kvlane/kvlane/kvindex"
-	"github.com/kvlane/kvlane/picker"
 )
 
 // chain scores one prompt of 3,750 blocks against 96 workers, as in
@@ -71,128 +68,6 @@ func (b *bench) hash(context.Context) error {
 	b.file.Compare(name, "rate", unit, "higher", ours, peerName, a.Sequence/1e6, 0)
 	b.file.Compare(name+"; theirs not chained", "rate", unit, "higher", ours, peerName, a.Local/1e6, 0)
 	return nil
-}
-
-// decisionTokens is the prompt of the whole decision.
-const decisionTokens = 2048
-
-// decide compares the whole decision: hash the prompt, look it up, price the
-// workers, book.
-func (b *bench) decide(ctx context.Context) error {
-	for _, workers := range []uint64{32, 256, 1024} {
-		d, err := newDecision(workers)
-		if err != nil {
-			return err
-		}
-		cpu := max(4*b.cpu, 200*time.Millisecond)
-		var ours, theirs []timing
-		var ourCPU, theirCPU []float64
-		for range b.repeats {
-			t, each, err := d.measure(cpu)
-			if err != nil {
-				return err
-			}
-			a, err := decidePeer(ctx, workers, cpu)
-			if err != nil {
-				return err
-			}
-			ours, theirs = append(ours, t), append(theirs, a.timing)
-			ourCPU, theirCPU = append(ourCPU, each), append(theirCPU, a.CPUNs/1e3)
-		}
-		name := fmt.Sprintf("decide, prompt of 2,048 token ids, %d workers", workers)
-		us := func(of func(timing) float64, all []timing) float64 {
-			var v []float64
-			for _, t := range all {
-				v = append(v, of(t)/1e3)
-			}
-			return median(v)
-		}
-		p50, p99 := func(t timing) float64 { return t.P50 }, func(t timing) float64 { return t.P99 }
-		b.file.Compare(name, "p50", "us", "lower", us(p50, ours), peerName, us(p50, theirs), 0.25)
-		b.file.Compare(name, "p99", "us", "lower", us(p99, ours), peerName, us(p99, theirs), 0.25)
-		b.file.Compare(name+", with its end", "CPU time", "us", "lower", median(ourCPU), peerName, median(theirCPU), 0.25)
-	}
-	return nil
-}
-
-// decidePeer asks a peer of its own: the threads of Dynamo's event subscribers
-// stay for a while.
-func decidePeer(ctx context.Context, workers uint64, cpu time.Duration) (answer, error) {
-	p, err := startPeer(ctx, "timing")
-	if err != nil {
-		return answer{}, err
-	}
-	a, err := p.one("decide %d %d %d", workers, decisionTokens, cpu.Milliseconds())
-	if err != nil {
-		return a, err
-	}
-	return a, p.stop()
-}
-
-// decision is a picker's state with every prompt cached on a quarter of the workers.
-type decision struct {
-	index   *kvindex.Index
-	pool    *picker.Pool
-	prompts [][]uint32
-	root    kvindex.BlockHash
-	picked  int
-}
-
-func newDecision(workers uint64) (*decision, error) {
-	d := &decision{index: kvindex.NewIndex(), pool: picker.NewPool(picker.DefaultConfig(), known.Known()), root: root()}
-	f := newFeed(workers, 1)
-	for _, w := range f.workers {
-		d.pool.Apply(&kvindex.Record{
-			Owner: kvindex.Owner{Worker: w}, Epoch: 1, Term: 1, Kind: kvindex.KindHello,
-			Hello: &kvindex.Hello{Address: string(w), Ready: true, Model: "bench", Served: []string{"bench"}, BlockSize: blockTokens, LeaseMs: 3_600_000},
-		}, time.Now())
-	}
-	for i := range uint64(16) {
-		tokens := make([]uint32, decisionTokens)
-		for j := range tokens {
-			tokens[j] = uint32(mix(i<<32|uint64(j)) % 128_000)
-		}
-		d.prompts = append(d.prompts, tokens)
-		chain := kvindex.AppendChain(nil, d.root, tokens, blockTokens)
-		for w := range workers {
-			if (w+i)%4 == 0 {
-				f.store(w, d.root, chain)
-			}
-		}
-	}
-	return d, f.applyAll(d.index)
-}
-
-// measure returns the call times of decisions, and the CPU time in us of one
-// with the end of its booking. The collector runs as in a server.
-func (d *decision) measure(cpu time.Duration) (t timing, each float64, err error) {
-	defer collectAsUsual()()
-	chain, matches := make([]kvindex.BlockHash, 0, decisionTokens/blockTokens), make([]kvindex.Match, 0, 1024)
-	var id string
-	decide := func() {
-		tokens := d.prompts[d.picked%len(d.prompts)]
-		chain = kvindex.AppendChain(chain[:0], d.root, tokens, blockTokens)
-		matches = d.index.Overlap(chain, matches[:0])
-		plan := d.pool.Pick(&picker.Request{ID: id, Model: "bench", ISL: len(tokens), Matches: matches}, time.Now())
-		if !plan.OK() || plan.Cached == 0 {
-			err = fmt.Errorf("request %s: %s, %d tokens cached", id, plan.Reason, plan.Cached)
-		}
-	}
-	one := func(call func(func())) {
-		id = fmt.Sprintf("b%d", d.picked)
-		call(decide)
-		d.pool.Close(id, time.Now())
-		d.picked++
-	}
-	for range 1000 {
-		one(func(call func()) { call() })
-	}
-	s, done, from := lockedSamples(), 0, processCPU()
-	defer s.unlock()
-	for begin := threadCPU(); threadCPU()-begin < cpu.Seconds() && !s.full() && err == nil; done++ {
-		one(func(call func()) { s.batch(1, call) })
-	}
-	return s.timing(), (processCPU() - from) / float64(done) * 1e6, err
 }
 
 // body measures making keys from the body of a chat of about 2,048 tokens, as a

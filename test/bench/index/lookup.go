@@ -2,6 +2,9 @@ package main
 
 import (
 	"fmt"
+	"runtime"
+	"sync"
+	"time"
 
 	"github.com/kvlane/kvlane/kvindex"
 )
@@ -97,6 +100,11 @@ func (b *bench) lookups(p *plan, fromIDs bool, finish func(indexer string) error
 				theirs.add(set.name, indexer, a.timing)
 			}
 		}
+		if indexer == "crtc" && !fromIDs {
+			if err := b.lookupRates(p, x, sets); err != nil {
+				return err
+			}
+		}
 		if err := finish(indexer); err != nil {
 			return err
 		}
@@ -105,6 +113,57 @@ func (b *bench) lookups(p *plan, fromIDs bool, finish func(indexer string) error
 		b.lookupRows(p, set.name, fromIDs, ours.best(set.name), theirs.best(set.name))
 	}
 	return nil
+}
+
+// lookupRates compares readers that run at once, while the peer's crtc is filled.
+func (b *bench) lookupRates(p *plan, x *kvindex.Index, sets []querySet) error {
+	const threads = 2
+	for _, set := range sets {
+		if set.name != "q16" && set.name != "q128" {
+			continue
+		}
+		var ours, theirs []float64
+		for range b.repeats {
+			ours = append(ours, lookupRate(x, set, threads, b.cpu))
+			a, err := b.peer.one("rate %s %d %d", set.name, threads, b.cpu.Milliseconds())
+			if err != nil {
+				return err
+			}
+			theirs = append(theirs, a.Rate)
+		}
+		name := fmt.Sprintf("lookup %s, %d workers, %d readers at once", set.name, p.workers, threads)
+		b.file.Compare(name, "rate", "lookups/CPU-s", "higher", median(ours), peerName+" crtc", median(theirs), 0)
+	}
+	return nil
+}
+
+// lookupRate is lookups per CPU second, summed over threads that run at once.
+func lookupRate(x *kvindex.Index, set querySet, threads int, cpu time.Duration) (sum float64) {
+	rates := make([]float64, threads)
+	var done sync.WaitGroup
+	start := make(chan struct{})
+	for t := range threads {
+		call := lookup(x, set, false)
+		done.Go(func() {
+			runtime.LockOSThread()
+			defer runtime.UnlockOSThread()
+			<-start
+			n, first, used := 0, t*len(set.prompts)/threads, 0.0
+			for from := threadCPU(); used < cpu.Seconds(); used = threadCPU() - from {
+				for range 32 {
+					call((first + n) % len(set.prompts))
+					n++
+				}
+			}
+			rates[t] = float64(n) / used
+		})
+	}
+	close(start)
+	done.Wait()
+	for _, r := range rates {
+		sum += r
+	}
+	return sum
 }
 
 // lookup is a call of query i of the set.

@@ -4,19 +4,9 @@ use std::time::Instant;
 
 /// CPU seconds that the calling thread has used.
 pub fn thread_cpu() -> f64 {
-    read(libc::CLOCK_THREAD_CPUTIME_ID)
-}
-
-/// CPU seconds that all threads of this process have used.
-#[cfg(feature = "decide")]
-pub fn process_cpu() -> f64 {
-    read(libc::CLOCK_PROCESS_CPUTIME_ID)
-}
-
-fn read(id: libc::clockid_t) -> f64 {
     let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: t is a valid place for the answer; both clocks always exist.
-    unsafe { libc::clock_gettime(id, &mut t) };
+    // SAFETY: t is a valid place for the answer; the clock always exists.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut t) };
     t.tv_sec as f64 + t.tv_nsec as f64 * 1e-9
 }
 

@@ -96,8 +96,8 @@ impl Session {
                 Ok(vec![format!("\"local\":{local:.1},\"sequence\":{both:.1}")])
             }
             #[cfg(feature = "decide")]
-            ["decide", workers, tokens, ms] => {
-                let (summary, cpu) = decide::run(number(workers)?, number(tokens)?, seconds(ms)?)?;
+            ["decide", workers, tokens, threads, ms] => {
+                let (summary, cpu) = decide::run(number(workers)?, number(tokens)?, number(threads)?, seconds(ms)?)?;
                 Ok(vec![format!("{},\"cpu_ns\":{:.1}", times(&summary), cpu * 1e9)])
             }
             #[cfg(not(feature = "timing"))]
