@@ -59,9 +59,10 @@ type Index struct {
 	last   *owner   // of the latest record
 	slabs  []uint32 // addresses of slabRuns runs each
 	// freeRun begins a list of free runs, linked by their first holder's word.
-	freeRun uint32
-	scratch []holding
-	sweep   sweep
+	freeRun  uint32
+	scratch  []holding
+	entryBuf []entry
+	sweep    sweep
 	// idleFloor is idleFloor; tests have less.
 	idleFloor int
 	// blocks and idle are the sums of the runs' held and idle blocks, dead slots'
@@ -206,6 +207,9 @@ func (x *Index) view() view { return view{x: x, mem: x.arena.mem} }
 // store notes that o holds a run of blocks.
 func (x *Index) store(o *owner, parent BlockHash, hashes []BlockHash) {
 	v := x.view()
+	if len(hashes) > 1 {
+		v.touch(hashes)
+	}
 	var before place // of the block before hashes[0]
 	for first := true; len(hashes) > 0; first = false {
 		if a := v.find(hashes[0]); a != 0 {

@@ -124,6 +124,21 @@ func (v *view) find(h BlockHash) uint32 {
 	return 0
 }
 
+// touch asks for the buckets of hashes, all at a time, before they are looked up
+// one after the other.
+func (v *view) touch(hashes []BlockHash) (sum uint64) {
+	for _, h := range hashes {
+		x := spread(h)
+		d := v.x.table.parts[x>>(64-partBits)].dir.Load()
+		if d == nil {
+			continue
+		}
+		addr, n, _ := segmentOf(atomic.LoadUint64(&d.segs[d.index(x)]))
+		sum += atomic.LoadUint64(&v.line(addr + bucketOf(x, n)*lineWords)[0])
+	}
+	return sum
+}
+
 // insert enters a hash that is not there. It reports false if there is no
 // memory for it.
 func (x *Index) insert(h BlockHash, addr uint32) bool {
@@ -231,6 +246,7 @@ func (x *Index) growSegment(p *part, i uint64) bool {
 	d := p.dir.Load()
 	old := d.segs[i]
 	addr, n, depth := segmentOf(old)
+	list := x.entries(addr, n)
 	if n < maxBuckets {
 		for size := n; size < maxBuckets; {
 			size = min(size*2, maxBuckets)
@@ -238,8 +254,8 @@ func (x *Index) growSegment(p *part, i uint64) bool {
 			if seg == 0 {
 				return false
 			}
-			if x.refill(addr, n, func(uint64) uint64 { return segmentWord(seg, size, depth) }) {
-				d.set(i, segmentWord(seg, size, depth))
+			if x.refill(list, func(uint64) uint64 { return segmentWord(seg, size, depth) }) {
+				d.set(i, depth, segmentWord(seg, size, depth), segmentWord(seg, size, depth))
 				x.retire(addr, n*lineWords)
 				return true
 			}
@@ -247,7 +263,7 @@ func (x *Index) growSegment(p *part, i uint64) bool {
 		}
 	}
 	for _, size := range []uint32{splitBuckets, maxBuckets} {
-		if done, ok := x.splitSegment(p, i, size); done || !ok {
+		if done, ok := x.splitSegment(p, i, size, list); done || !ok {
 			return done
 		}
 	}
@@ -256,7 +272,7 @@ func (x *Index) growSegment(p *part, i uint64) bool {
 
 // splitSegment replaces the i-th segment by two of the next hash bit. ok is
 // false without memory; done is false if the new ones are too small.
-func (x *Index) splitSegment(p *part, i uint64, size uint32) (done, ok bool) {
+func (x *Index) splitSegment(p *part, i uint64, size uint32, list []entry) (done, ok bool) {
 	d := p.dir.Load()
 	addr, n, depth := segmentOf(d.segs[i])
 	low, high := x.newSegment(size), x.newSegment(size)
@@ -272,7 +288,7 @@ func (x *Index) splitSegment(p *part, i uint64, size uint32) (done, ok bool) {
 		return false, false
 	}
 	to := [2]uint64{segmentWord(low, size, depth+1), segmentWord(high, size, depth+1)}
-	if !x.refill(addr, n, func(m uint64) uint64 { return to[m<<partBits>>(63-depth)&1] }) {
+	if !x.refill(list, func(m uint64) uint64 { return to[m<<partBits>>(63-depth)&1] }) {
 		give()
 		return false, true
 	}
@@ -281,11 +297,7 @@ func (x *Index) splitSegment(p *part, i uint64, size uint32) (done, ok bool) {
 		d = d.double()
 		p.dir.Store(d)
 	}
-	each := uint64(1) << (d.bits - depth) // places that had the old one
-	i &^= each - 1
-	for j := range each {
-		d.set(i+j, to[j*2/each])
-	}
+	d.set(i, depth, to[0], to[1])
 	x.retire(addr, n*lineWords)
 	return true, true
 }
@@ -298,20 +310,68 @@ func (d *directory) double() *directory {
 	return n
 }
 
-func (d *directory) set(i, seg uint64) { atomic.StoreUint64(&d.segs[i], seg) }
+// set replaces the segment of the i-th place in all places that have it, one
+// half each.
+func (d *directory) set(i uint64, depth uint, low, high uint64) {
+	each := uint64(1) << (d.bits - depth)
+	i &^= each - 1
+	for j := range each {
+		seg := low
+		if j*2 >= each {
+			seg = high
+		}
+		atomic.StoreUint64(&d.segs[i+j], seg)
+	}
+}
 
-// refill copies a segment's entries to where to says, false if one finds no place.
-func (x *Index) refill(addr, n uint32, to func(m uint64) uint64) bool {
+// entry is one of a segment, with its mixed hash.
+type entry struct {
+	mixed uint64
+	addr  uint32
+}
+
+// entries lists a segment's entries. Their hashes lie anywhere: reading them in
+// one go lets the memory answer many at a time.
+func (x *Index) entries(addr, n uint32) []entry {
+	list := x.entryBuf[:0]
 	for at := range n {
 		b := x.arena.mem.line(addr + at*lineWords)
 		for i := range slots {
-			if b[i/8]>>(8*(i&7))&0xff == 0 {
-				continue
+			if b[i/8]>>(8*(i&7))&0xff != 0 {
+				list = append(list, entry{addr: address(b, i)})
 			}
-			a := address(b, i)
-			m := spread(BlockHash(*x.arena.mem.word(a)))
-			if !x.place(to(m), m, a) {
+		}
+	}
+	for i := range list {
+		list[i].mixed = uint64(*x.arena.mem.word(list[i].addr))
+	}
+	for i := range list {
+		list[i].mixed = spread(BlockHash(list[i].mixed))
+	}
+	x.entryBuf = list
+	return list
+}
+
+// refill puts entries where to says, into segments that no reader knows yet. It
+// reports false if one finds no place.
+func (x *Index) refill(list []entry, to func(m uint64) uint64) bool {
+	for _, e := range list {
+		base, n, _ := segmentOf(to(e.mixed))
+		home := bucketOf(e.mixed, n)
+		at := home
+		for tries := uint32(0); ; tries++ {
+			if tries == min(probes, n) {
 				return false
+			}
+			b := x.arena.mem.line(base + at*lineWords)
+			if i := freeSlot(b); i < slots {
+				b[2+i/2] |= uint64(e.addr) << (32 * (i & 1))
+				b[i/8] |= tagOf(e.mixed) << (8 * (i & 7))
+				break
+			}
+			b[1] += 1 << 32 // never 256 of them: a new segment is not that full
+			if at++; at == n {
+				at = 0
 			}
 		}
 	}
