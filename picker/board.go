@@ -20,6 +20,8 @@ type board struct {
 	places     []place     // of the same candidates
 	classes    []class
 	menus      []menu
+	// hosts: there is more than one.
+	hosts bool
 	// seats are places by the seat of a match, as far as met; nil where they are not
 	// kept. A place counts only if the names agree.
 	seats []int32
@@ -111,7 +113,7 @@ const maxShare = 16
 
 func (b *board) clear() {
 	b.candidates, b.places = b.candidates[:0], b.places[:0]
-	b.classes, b.menus = b.classes[:0], b.menus[:0]
+	b.classes, b.menus, b.hosts = b.classes[:0], b.menus[:0], false
 }
 
 // add appends an endpoint.
@@ -135,6 +137,16 @@ func (b *board) add(e *Endpoint, alpha float64) {
 	}
 	n.figures(e.Requests, e.Decoding, e.ContextTokens, alpha, &e.Timing)
 	b.candidates, b.places = append(b.candidates, n), append(b.places, placeOf(target))
+	b.hosts = b.hosts || b.places[len(b.places)-1].host != b.places[0].host
+}
+
+// site is what a plan names once if it can: the candidate's host, or where all
+// have the same, its address.
+func (b *board) site(i int) uint64 {
+	if b.hosts {
+		return b.places[i].host
+	}
+	return b.places[i].address
 }
 
 func placeOf(t Target) place {

@@ -107,7 +107,7 @@ func (k *picking) reason() Reason {
 	}
 }
 
-// leaders are the best targets of as many hosts as a plan can name, each host's
+// leaders are the best targets of as many sites as a plan can name, each site's
 // best, in order.
 type leaders struct {
 	list [maxFallbacks + 1]leader
@@ -120,7 +120,7 @@ type leaders struct {
 type leader struct {
 	best
 
-	host uint64
+	site uint64
 }
 
 func (l *leaders) begin(want int) { l.n, l.want, l.bar = 0, want, math.Inf(1) }
@@ -135,16 +135,16 @@ func (l *leaders) first() int {
 // lead lets target i into the leaders if it is good enough.
 func (k *picking) lead(i int, total float64) {
 	l := &k.leaders
-	in := leader{best{at: i, value: total, tie: tie(k.board.candidates[i].key, k.seed)}, k.board.places[i].host}
+	in := leader{best{at: i, value: total, tie: tie(k.board.candidates[i].key, k.seed)}, k.board.site(i)}
 	at, end := 0, l.n // its place, and that of who has to go
 	for at < l.n && l.list[at].before(&in.best) {
-		if l.list[at].host == in.host {
+		if l.list[at].site == in.site {
 			return
 		}
 		at++
 	}
 	for j := at; j < l.n; j++ {
-		if l.list[j].host == in.host {
+		if l.list[j].site == in.site {
 			end = j
 			break
 		}
@@ -169,8 +169,9 @@ func (b *best) before(o *best) bool { return b.value < o.value || b.value == o.v
 // hosts not named yet come first, since a dead node takes all its ports with it.
 func (k *picking) backUp() {
 	c, l := &k.choice, &k.leaders
+	target := k.board.site(c.target)
 	for i := range l.list[:l.n] {
-		if c.backups < l.want-1 && l.list[i].host != k.board.places[c.target].host {
+		if c.backups < l.want-1 && l.list[i].site != target {
 			c.fallbacks[c.backups] = int32(l.list[i].at)
 			c.backups++
 		}
