@@ -29,6 +29,9 @@ const (
 	HeaderLeg = "X-Kvlane-Leg"
 	// LegPrefill is the value of HeaderLeg.
 	LegPrefill = "prefill"
+	// HeaderUnserved is in an answer whose request the engine did not get, because
+	// nothing listens at its address: a gateway may send the request elsewhere.
+	HeaderUnserved = "X-Kvlane-Unserved"
 	// HeaderRequestID names a request from end to end.
 	HeaderRequestID = "X-Request-Id"
 )

@@ -13,6 +13,7 @@ import (
 	"net/http/httputil"
 	"net/url"
 	"strconv"
+	"syscall"
 	"time"
 
 	"github.com/kvlane/kvlane/internal/openai"
@@ -203,6 +204,8 @@ func (p *proxy) fail(w http.ResponseWriter, api string, err error) {
 	message := "The engine of this worker cannot be reached."
 	var oe *openai.Error
 	switch {
+	case errors.Is(err, syscall.ECONNREFUSED):
+		w.Header().Set(HeaderUnserved, "engine")
 	case errors.As(err, &oe):
 		reason, message = "engine_garbage", oe.Message
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):

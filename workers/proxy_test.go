@@ -227,7 +227,7 @@ func TestEngineErrors(t *testing.T) {
 				t.Errorf("status %d %q, want %d with %q", code, got, c.code, c.want)
 			}
 			e.answersJSON(200, `{"choices":[]}`)
-			if code, _, got := post(t, a.url+"/v1/chat/completions", chat); code != 200 {
+			if code, header, got := post(t, a.url+"/v1/chat/completions", chat); code != 200 || header.Get(HeaderUnserved) != "" {
 				t.Errorf("next request: %d %s", code, got)
 			}
 		})
@@ -246,9 +246,11 @@ func TestDeadEngine(t *testing.T) {
 	const chat = `{"model":"base","messages":[{"role":"user","content":"q"}]}`
 	e.Close()
 	w.awaitReady(a.cfg.WorkerID, false)
-	code, _, got := post(t, a.url+"/v1/chat/completions", chat)
-	if code != http.StatusBadGateway || !strings.Contains(got, "cannot be reached") {
-		t.Fatalf("got %d %s", code, got)
+	for _, path := range []string{"/v1/chat/completions", "/v1/embeddings"} {
+		code, header, got := post(t, a.url+path, chat)
+		if code != http.StatusBadGateway || header.Get(HeaderUnserved) == "" || !strings.Contains(got, "cannot be reached") {
+			t.Fatalf("%s: %d %v %s", path, code, header, got)
+		}
 	}
 	l, err := net.Listen("tcp", addr)
 	if err != nil {
@@ -259,7 +261,7 @@ func TestDeadEngine(t *testing.T) {
 	go srv.Serve(l)
 	t.Cleanup(func() { srv.Close() })
 	w.awaitReady(a.cfg.WorkerID, true)
-	if code, _, got := post(t, a.url+"/v1/chat/completions", chat); code != 200 {
+	if code, header, got := post(t, a.url+"/v1/chat/completions", chat); code != 200 || header.Get(HeaderUnserved) != "" {
 		t.Fatalf("after its return: %d %s", code, got)
 	}
 	w.await("a new epoch", func(rs []kvindex.Record) bool {
