@@ -1,17 +1,21 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 
 	"github.com/spf13/cobra"
 
+	"github.com/kvlane/kvlane/internal/config"
 	"github.com/kvlane/kvlane/internal/observability"
 	"github.com/kvlane/kvlane/kvindex"
 	"github.com/kvlane/kvlane/kvindex/memlog"
+	"github.com/kvlane/kvlane/kvindex/redislog"
 	"github.com/kvlane/kvlane/workers"
 )
 
@@ -21,6 +25,8 @@ type agentFlags struct {
 	workerID   string
 	role       string
 	log        string
+	redis      string
+	pool       string
 	noFallback bool
 	logLevel   string
 	logFormat  string
@@ -49,7 +55,13 @@ it however often it goes away.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			cfg.Command, cfg.CommandOutput = args, os.Stderr
 			if !cmd.Flags().Changed("secret") {
-				cfg.Secret = os.Getenv("KVLANE_SECRET") // not the flag's default: help would print it
+				cfg.Secret = os.Getenv(secretEnv) // not the flag's default: help would print it
+			}
+			if cmd.Flags().Changed("log") && f.redis != "" {
+				return errors.New("--log and --redis: the log is in one place; leave out one of the two")
+			}
+			if !cmd.Flags().Changed("log") {
+				f.redis = cmp.Or(f.redis, os.Getenv(redisEnv))
 			}
 			return runAgent(cmd.Context(), cfg, f)
 		},
@@ -65,7 +77,9 @@ func addAgentFlags(cmd *cobra.Command, cfg *workers.Config, f *agentFlags) {
 	fl.StringVar(&cfg.Admin, "admin", "", "host:port of metrics and state pages, or off (default: --listen's port + 100)")
 	fl.StringVar(&f.workerID, "worker-id", "", "name of this worker in the log (default: the advertised address)")
 	fl.StringVar(&cfg.Engine, "engine", cfg.Engine, "URL of the engine")
-	fl.StringVar(&f.log, "log", "127.0.0.1:9004", "host:port of the log")
+	fl.StringVar(&f.log, "log", "127.0.0.1:9004", "host:port of the log in the picker's memory")
+	fl.StringVar(&f.redis, "redis", "", "URL of the Redis that holds the log, in place of --log (environment: KVLANE_REDIS)")
+	fl.StringVar(&f.pool, "pool", config.Default().Log.Pool, "name of the pool in Redis, the same as the picker's")
 	fl.StringVar(&f.role, "role", kvindex.RoleAggregated.String(), "aggregated, prefill or decode")
 	fl.StringSliceVar(&cfg.KVEvents, "kv-events", cfg.KVEvents, "ZMQ endpoints of the engine's KV events, one per data-parallel rank; empty for none")
 	fl.StringSliceVar(&cfg.KVReplay, "kv-replay", cfg.KVReplay, "ZMQ replay endpoints, in the same order; empty for none")
@@ -100,15 +114,33 @@ func runAgent(ctx context.Context, cfg workers.Config, f agentFlags) error {
 	if err != nil {
 		return err
 	}
-	client, err := memlog.Dial(f.log)
+	log, err := f.openLog(cfg)
 	if err != nil {
 		return err
 	}
-	defer client.Close()
-	agent, err := workers.New(cfg, workers.Deps{Log: client, Logger: logger, Registry: observability.NewRegistry()})
+	defer log.Close()
+	agent, err := workers.New(cfg, workers.Deps{Log: log, Logger: logger, Registry: observability.NewRegistry()})
 	if err != nil {
 		return err
 	}
 	logger.Info("agent starts", "listen", cfg.Listen, "setup", cfg.Describe())
 	return agent.Run(ctx)
+}
+
+// agentLog is a log with a connection.
+type agentLog interface {
+	kvindex.Log
+	io.Closer
+}
+
+// openLog is the log that the flags name. It does not connect yet.
+func (f agentFlags) openLog(cfg workers.Config) (agentLog, error) {
+	if f.redis == "" {
+		return memlog.Dial(f.log)
+	}
+	log, err := redislog.New(redislog.Options{URL: f.redis, Pool: f.pool, Lease: cfg.Lease})
+	if err != nil {
+		return nil, fmt.Errorf("log in Redis: %w", err)
+	}
+	return log, nil
 }

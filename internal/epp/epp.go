@@ -59,7 +59,7 @@ func build(c config.Config, secret string, logger *slog.Logger) (*parts, error) 
 	}
 	f := &follower{
 		log: log, index: index, prefixes: prefixes, pool: pool, logger: logger,
-		defaultLease: c.Picker.DefaultLease, members: newMembers(), ready: newReadiness(),
+		members: newMembers(), ready: newReadiness(), lost: map[kvindex.WorkerID]struct{}{},
 	}
 	p := &parts{health: extproc.NewHealth(), server: server, log: log, follower: f}
 	if log.embedded == nil {
@@ -121,9 +121,8 @@ func (p *parts) serve(ctx context.Context, c config.Config, open listeners, logg
 		})
 	}
 	part("follow the log", func() error { return p.follower.run(ctx) })
-	part("hold workers", func() error { return p.follower.hold(ctx) })
 	part("drop silent workers", func() error { return p.follower.dropSilent(ctx) })
-	part("watch the log", func() error { return p.log.run(ctx, logger) })
+	part("watch the log", func() error { return p.log.watch(ctx, p.server.SetReports, logger) })
 	if p.log.embedded != nil {
 		log := grpc.NewServer(memlog.ServerOptions()...)
 		memlog.Register(log, p.log.embedded)

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"math"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -15,23 +17,29 @@ import (
 // retryAfter is the pause before a broken tail starts anew.
 const retryAfter = 200 * time.Millisecond
 
-// dropEvery is the pause between two looks for workers that left without a word,
-// holdEvery that between two looks whether the log is away.
-const (
-	dropEvery = 5 * time.Second
-	holdEvery = 500 * time.Millisecond
-)
+// dropEvery is the pause between two looks for workers that left without a word.
+const dropEvery = 5 * time.Second
+
+// regainEvery is the least time between two tails that begin anew for what the
+// index has lost.
+const regainEvery = 5 * time.Second
+
+// errRegain ends a tail so that the next one rebuilds what the index has lost.
+var errRegain = errors.New("the index lost a worker that writes on")
 
 // follower reads the log into the index, the prefix map and the pool.
 type follower struct {
-	log          *source
-	index        *kvindex.Index
-	prefixes     *kvindex.PrefixMap
-	pool         *picker.Pool
-	defaultLease time.Duration // of workers that do not say theirs
-	logger       *slog.Logger
-	members      *members
-	ready        *readiness
+	log      *source
+	index    *kvindex.Index
+	prefixes *kvindex.PrefixMap
+	pool     *picker.Pool
+	logger   *slog.Logger
+	members  *members
+	ready    *readiness
+
+	writing  sync.Mutex // one record at a time goes into the index
+	lost     map[kvindex.WorkerID]struct{}
+	regained time.Time
 
 	records, bookings, gaps, fenced, fault atomic.Uint64
 }
@@ -39,18 +47,12 @@ type follower struct {
 // run follows the log until ctx ends. A tail that breaks starts anew: what the
 // index holds stays in use, and the log's first records bring it up to date.
 func (f *follower) run(ctx context.Context) error {
-	told := false
 	for {
 		err := f.log.Tail(ctx, f.apply)
 		if ctx.Err() != nil {
 			return nil //nolint:nilerr // asked to stop
 		}
-		level := slog.LevelWarn
-		if told && !f.log.connected() { // whoever watches the connection has said so
-			level = slog.LevelDebug
-		}
-		told = true
-		f.logger.Log(ctx, level, "tail of the log broke, starting anew", "err", err)
+		f.logger.Warn("tail of the log broke, starting anew", "err", err)
 		select {
 		case <-ctx.Done():
 			return nil
@@ -62,16 +64,33 @@ func (f *follower) run(ctx context.Context) error {
 // apply takes over a batch. An empty one says that the present state is complete.
 func (f *follower) apply(records []kvindex.Record) error {
 	now := time.Now()
+	f.writing.Lock()
+	defer f.writing.Unlock()
 	for i := range records {
 		f.one(&records[i], now)
 	}
 	if len(records) == 0 {
 		f.ready.stateRead(f.readyWorkers())
 	}
-	return nil
+	return f.regain(now)
 }
 
-// one applies a record everywhere. A record that the index refuses is counted:
+// regain drops from the index the workers that it has lost records of, and asks
+// for a tail that begins anew: its first records rebuild them. A writer that knows
+// of the loss sends all anew by itself, which may come first.
+func (f *follower) regain(now time.Time) error {
+	if len(f.lost) == 0 || now.Sub(f.regained) < regainEvery {
+		return nil
+	}
+	for id := range f.lost {
+		f.index.Drop(id)
+	}
+	clear(f.lost)
+	f.regained = now
+	return errRegain
+}
+
+// one applies a record everywhere; the caller holds writing. A record that the index refuses is counted:
 // the owner's blocks are unknown until its writer sends a snapshot.
 func (f *follower) one(r *kvindex.Record, now time.Time) {
 	f.records.Add(1)
@@ -79,16 +98,19 @@ func (f *follower) one(r *kvindex.Record, now time.Time) {
 		f.bookings.Add(1)
 	}
 	f.pool.Apply(r, now)
-	f.note(r, now) // after the pool: whoever is noted and not there is taken for gone
+	f.note(r) // after the pool: whoever is noted and not there is taken for gone
 	err := f.index.Apply(r)
 	if r.Learned != nil && err == nil {
 		f.prefixes.Learn(r.Learned)
 	}
 	var gap *kvindex.GapError
 	switch {
+	case err == nil && r.Kind == kvindex.KindCleared:
+		delete(f.lost, r.Owner.Worker)
 	case err == nil:
 	case errors.As(err, &gap):
 		f.gaps.Add(1)
+		f.lost[r.Owner.Worker] = struct{}{}
 		f.logger.Warn("records were lost", "err", err)
 	case errors.Is(err, kvindex.ErrFenced):
 		f.fenced.Add(1)
@@ -99,8 +121,8 @@ func (f *follower) one(r *kvindex.Record, now time.Time) {
 }
 
 // note keeps the list of workers.
-func (f *follower) note(r *kvindex.Record, now time.Time) {
-	switch joined, left := f.members.note(r, now); {
+func (f *follower) note(r *kvindex.Record) {
+	switch joined, left := f.members.note(r); {
 	case joined:
 		f.logger.Info("worker joined", "worker", r.Owner.Worker, "address", r.Hello.Address, "role", r.Hello.Role.String(), "ready", r.Hello.Ready)
 	case left:
@@ -113,28 +135,10 @@ func (f *follower) note(r *kvindex.Record, now time.Time) {
 
 func (f *follower) readyWorkers() int { return f.pool.Stats(time.Now()).Ready }
 
-// hold keeps the workers in the pool while the log is away. Nobody can renew a
-// lease then, and what was there a moment ago is the best that is known.
-func (f *follower) hold(ctx context.Context) error {
-	tick := time.NewTicker(holdEvery)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case now := <-tick.C:
-			if f.log.connected() {
-				continue
-			}
-			for _, hello := range f.members.present(f.defaultLease) {
-				f.pool.Apply(&hello, now)
-			}
-		}
-	}
-}
-
-// dropSilent takes workers out of the log that the pool has given up: their
-// lease ran out long ago. The log's Bye then empties the index.
+// dropSilent takes workers out that the pool has given up: their lease ran out
+// long ago. The own log then says Bye for them. In Redis, leases end by themselves
+// and a Bye says so; one that was missed is made up for here alone, since another
+// picker may still hear the worker.
 func (f *follower) dropSilent(ctx context.Context) error {
 	tick := time.NewTicker(dropEvery)
 	defer tick.Stop()
@@ -145,9 +149,13 @@ func (f *follower) dropSilent(ctx context.Context) error {
 		case now := <-tick.C:
 			for _, id := range f.silent(now) {
 				f.logger.Warn("worker left without a word", "worker", id)
-				if err := f.log.drop(ctx, id); err != nil {
-					f.logger.Warn("worker stays in the log", "worker", id, "err", err)
+				if f.log.embedded != nil {
+					f.log.embedded.Drop(id)
+					continue
 				}
+				f.writing.Lock()
+				f.one(&kvindex.Record{Owner: kvindex.Owner{Worker: id}, Term: math.MaxUint64, Kind: kvindex.KindBye}, now)
+				f.writing.Unlock()
 			}
 		}
 	}

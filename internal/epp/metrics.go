@@ -51,7 +51,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	if log.Connected {
 		connected = 1
 	}
-	send(gauge, "log_connected", "1 while the log can be read; 0 while this picker goes on from what it knows.", connected)
+	send(gauge, "log_connected", "1 while the log can be read and written; 0 while this picker goes on from what it knows.", connected)
 	send(gauge, "log_lag_seconds", "Age of the newest record when it was read.", log.LagMs/1000)
 	send(counter, "log_records_total", "Records read from the log.", float64(log.Records))
 	send(counter, "log_bookings_total", "Bookings among them, of all pickers.", float64(c.follower.bookings.Load()))

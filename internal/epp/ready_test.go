@@ -6,8 +6,6 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
-
-	"github.com/kvlane/kvlane/kvindex"
 )
 
 // When a picker that starts takes requests: after the state was read, when the
@@ -57,33 +55,6 @@ func TestReadiness(t *testing.T) {
 				time.Sleep(time.Minute) //nolint:forbidigo // the bubble's clock, for the rest
 			})
 		})
-	}
-}
-
-// While the log is away nobody's lease ends, but whoever was silent before stays
-// away.
-func TestMembersPresent(t *testing.T) {
-	m, start := newMembers(), time.Now()
-	record := func(worker kvindex.WorkerID, kind kvindex.Kind, after time.Duration) {
-		r := kvindex.Record{Owner: kvindex.Owner{Worker: worker}, Kind: kind}
-		if kind == kvindex.KindHello {
-			r.Hello = &kvindex.Hello{LeaseMs: 3000}
-		}
-		m.note(&r, start.Add(after))
-	}
-	record("silent", kvindex.KindHello, 0)
-	record("left", kvindex.KindHello, 0)
-	record("left", kvindex.KindBye, time.Second)
-	record("here", kvindex.KindHello, time.Second)
-	record("here", kvindex.KindStored, 3*time.Second)
-	record("last", kvindex.KindHello, 4*time.Second)
-	record("", kvindex.KindBooking, time.Hour) // by a picker
-	got := map[kvindex.WorkerID]bool{}
-	for _, hello := range m.present(time.Second) {
-		got[hello.Owner.Worker] = true
-	}
-	if len(got) != 2 || !got["here"] || !got["last"] {
-		t.Errorf("present: %v", got)
 	}
 }
 

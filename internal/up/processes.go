@@ -64,6 +64,7 @@ func (o Options) redis() process {
 		name: "redis", path: o.RedisServer, where: addr(o.Ports.Redis), spare: true,
 		args: []string{
 			"--port", strconv.Itoa(o.Ports.Redis), "--bind", host, "--save", "", "--appendonly", "no", "--dir", o.file("redis"),
+			"--set-proc-title", "no", // it would write over its command line and environment
 		},
 		up: pongs(addr(o.Ports.Redis)),
 	}
@@ -199,19 +200,29 @@ func pongs(address string) func(context.Context) error {
 // answers asks whether GET path gives 200.
 func answers(address, path string) func(context.Context) error {
 	return func(ctx context.Context) error {
-		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+path, http.NoBody)
-		if err != nil {
-			return fmt.Errorf("build request: %w", err)
-		}
-		resp, err := http.DefaultClient.Do(req)
-		if err != nil {
-			return err
-		}
-		defer func() { _ = resp.Body.Close() }() // read only
-		if resp.StatusCode == http.StatusOK {
-			return nil
-		}
-		body, _ := io.ReadAll(io.LimitReader(resp.Body, 200)) // only for the message
-		return fmt.Errorf("GET %s: status %d: %s", path, resp.StatusCode, body)
+		_, err := get(ctx, address, path)
+		return err
 	}
+}
+
+// get is the body of an answer with status 200; of another one the error has the
+// beginning.
+func get(ctx context.Context, address, path string) (string, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+path, http.NoBody)
+	if err != nil {
+		return "", fmt.Errorf("build request: %w", err)
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = resp.Body.Close() }() // read only
+	body, err := io.ReadAll(io.LimitReader(resp.Body, 1<<20))
+	if err != nil {
+		return "", fmt.Errorf("GET %s: %w", path, err)
+	}
+	if resp.StatusCode != http.StatusOK {
+		return "", fmt.Errorf("GET %s: status %d: %.200s", path, resp.StatusCode, body)
+	}
+	return string(body), nil
 }

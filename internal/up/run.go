@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/kvlane/kvlane/internal/epp"
@@ -92,6 +93,9 @@ func (o Options) start(ctx context.Context, s *stack) error {
 			return err
 		}
 	}
+	if len(o.Ports.Pickers) > 1 {
+		list = append(list, process{name: "pickers", where: "all taken up by Envoy", up: o.pickersUsed})
+	}
 	list = append(list, process{name: "pool", where: "all workers known to every picker", up: o.poolComplete})
 	lines := progress{out: o.Out, quiet: o.Quiet, live: isTerminal(o.Out)}
 	for _, p := range list {
@@ -159,6 +163,20 @@ func (o Options) poolComplete(ctx context.Context) error {
 		}
 		if ready < o.Engines {
 			return fmt.Errorf("the %s sees %d of %d workers ready", pickerName(i, len(o.Ports.Pickers)), ready, o.Engines)
+		}
+	}
+	return nil
+}
+
+// pickersUsed asks Envoy whether it sends requests to every picker.
+func (o Options) pickersUsed(ctx context.Context) error {
+	text, err := get(ctx, addr(o.Ports.EnvoyAdmin), "/clusters")
+	if err != nil {
+		return err
+	}
+	for _, p := range o.Ports.Pickers {
+		if line := "picker::" + addr(p.ExtProc) + "::health_flags::healthy"; !strings.Contains(text, line) {
+			return fmt.Errorf("the picker at %s is not healthy for Envoy", addr(p.ExtProc))
 		}
 	}
 	return nil

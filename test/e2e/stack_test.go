@@ -46,8 +46,9 @@ type stack struct {
 	redis   string // URL of the stack's own Redis; empty for none
 	model   string
 	workers []worker
-	ports   int // the first
-	count   int // of ports
+	ports   int        // the first
+	count   int        // of ports
+	top     *testing.T // the test that all others of the stack are part of
 }
 
 // startUp runs `kvlane up` with n engines and stops it at the end of the test as

@@ -34,10 +34,11 @@ func TestUpOnce(t *testing.T) {
 	}{
 		{"aggregated", nil, `follow-up +worker-\d +\d+ +[1-9]\d* +[1-9]\d* .* cached`},
 		{"prefill and decode", []string{"--pd"}, `at once \d +worker-[23] > worker-[01] .* prefill`},
+		{"two pickers", []string{"--redis", "embedded"}, `picker-0 +(worker-\d) +(\d+) of (\d+) tokens cached .*\n +picker-1 +worker-\d +[1-9]\d* of \d+ tokens cached`},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			f := newFamily(t)
-			base := porttest.Take(t, 26)
+			base := porttest.Take(t, 29)
 			out, err := f.up(t, nil, append([]string{"--once", "--port-base", strconv.Itoa(base)}, tc.args...)...)
 			if err != nil {
 				t.Fatalf("%v\n%s", err, out)
@@ -47,7 +48,7 @@ func TestUpOnce(t *testing.T) {
 					t.Errorf("nothing like %q in:\n%s", want, out)
 				}
 			}
-			if err := portsFree(base, 26); err != nil {
+			if err := portsFree(base, 29); err != nil {
 				t.Error(err)
 			}
 		})
