@@ -97,6 +97,9 @@ func printPlan(out io.Writer, v epp.PlanView) error {
 	if err := w.Flush(); err != nil {
 		return fmt.Errorf("print the candidates: %w", err)
 	}
+	if v.Omitted > 0 {
+		fmt.Fprintf(out, "and %d candidates that are not kept with the plan\n", v.Omitted)
+	}
 	fmt.Fprint(out, `
 cached   tokens that need no prefill there
 queue    until its prefill can start; load: bringing blocks from slower tiers;
