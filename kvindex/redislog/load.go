@@ -286,11 +286,15 @@ func (l *Log) void(ctx context.Context, shard int, upTo uint64, w kvindex.Worker
 
 // learned passes on the learned texts, the oldest first.
 func (t *tail) learned(ctx context.Context, newest int) error {
+	lengths, err := t.l.lengths(ctx)
+	if err != nil {
+		return fmt.Errorf("read learned texts: %w", err)
+	}
 	for i := range learnedRing {
-		key := t.l.keys.learned((newest + 1 + i) % learnedRing)
-		for from := int64(0); ; from += partsAtOnce {
+		segment := (newest + 1 + i) % learnedRing
+		for from := int64(0); from < lengths[segment]; from += partsAtOnce {
 			rctx, cancel := t.l.limit(ctx)
-			list, err := t.l.client.LRange(rctx, key, from, from+partsAtOnce-1).Result()
+			list, err := t.l.client.LRange(rctx, t.l.keys.learned(segment), from, from+partsAtOnce-1).Result()
 			cancel()
 			if err != nil {
 				return fmt.Errorf("read learned texts: %w", err)
@@ -302,10 +306,25 @@ func (t *tail) learned(ctx context.Context, newest int) error {
 			if err := t.pass(batch); err != nil {
 				return err
 			}
-			if len(list) < partsAtOnce {
-				break
-			}
 		}
 	}
 	return nil
+}
+
+// lengths are those of the ring's lists.
+func (l *Log) lengths(ctx context.Context) ([learnedRing]int64, error) {
+	ctx, cancel := l.limit(ctx)
+	defer cancel()
+	var out [learnedRing]int64
+	var cmds [learnedRing]*redis.IntCmd
+	_, err := l.client.Pipelined(ctx, func(p redis.Pipeliner) error {
+		for i := range cmds {
+			cmds[i] = p.LLen(ctx, l.keys.learned(i))
+		}
+		return nil
+	})
+	for i := range cmds {
+		out[i] = cmds[i].Val()
+	}
+	return out, err
 }
