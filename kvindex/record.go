@@ -75,9 +75,6 @@ func (k Kind) Sequenced() bool {
 	return k >= KindStored && k <= KindLearned || k >= kindSequenced && k < kindUnsequenced
 }
 
-// known reports whether this version knows the kind.
-func (k Kind) known() bool { return k >= KindStored && k <= KindBye }
-
 // Record is one entry of the log.
 type Record struct {
 	Owner Owner
@@ -204,7 +201,8 @@ type Hello struct {
 	// Eagle: the engine drafts with hidden states (EAGLE, MTP), so it computes the
 	// last block that it finds anew.
 	Eagle bool
-	// NoEvents: the engine does not say what it holds; see [Approx].
+	// NoEvents: the engine does not say what it holds; what is in the log is a
+	// model of it ([Approx]).
 	NoEvents bool
 	// Groups are the engine's KV-cache groups by the number in [Stored.Group]; empty
 	// for one group of full attention. Group 0 is one of full attention if there is

@@ -82,6 +82,9 @@ func New(cfg Config, deps Deps) (*Agent, error) {
 		cfg: cfg, engine: base, transport: transport, load: a.load, learner: l, prefills: a.prefill,
 		metrics: a.metrics, log: deps.Logger, suspect: a.prober.now, renamed: a.prober.now,
 	}).finish()
+	if len(cfg.KVEvents) == 0 {
+		a.proxy.cache = newCacheModel(a.state)
+	}
 	return a, nil
 }
 
@@ -195,6 +198,9 @@ func (a *Agent) listen(ctx context.Context) (public, admin net.Listener, err err
 		a.deps.Logger.Info("the log is reached again")
 	}
 	a.proxy.learner.publisher = a.publisher
+	if a.proxy.cache != nil {
+		a.proxy.cache.publisher = a.publisher
+	}
 	a.prober.changed = a.publisher.announce
 	a.prober.renewed = a.renewed
 	a.makeFeeds()
@@ -215,7 +221,9 @@ func (a *Agent) makeFeeds() {
 		a.feeds = append(a.feeds, newFeed(a.cfg, uint16(i), events, replay, model, a.publisher, a.metrics, a.deps.Logger))
 	}
 	if len(a.feeds) == 0 {
-		a.feeds = append(a.feeds, newFeed(a.cfg, 0, "", "", model, a.publisher, a.metrics, a.deps.Logger))
+		f := newFeed(a.cfg, 0, "", "", model, a.publisher, a.metrics, a.deps.Logger)
+		f.restarted = a.proxy.cache.restart
+		a.feeds = append(a.feeds, f)
 	}
 	for _, f := range a.feeds {
 		f.sawBlockSize = func(n int) { a.blockSize.CompareAndSwap(0, int64(n)) }
@@ -311,7 +319,7 @@ func (a *Agent) notReady() error {
 // hello is how the worker introduces itself now.
 func (a *Agent) hello() kvindex.Hello {
 	s := a.state()
-	return kvindex.Hello{
+	h := kvindex.Hello{
 		Address:    a.cfg.Advertise,
 		Role:       a.cfg.Role,
 		Ready:      a.notReady() == nil,
@@ -323,7 +331,12 @@ func (a *Agent) hello() kvindex.Hello {
 		Deployment: a.cfg.Deployment,
 		LeaseMs:    uint32(a.cfg.Lease.Milliseconds()),
 		Admin:      a.adminAdvertised(),
+		NoEvents:   len(a.cfg.KVEvents) == 0,
 	}
+	if n := len(a.cfg.KVEvents); n > 1 {
+		h.Ranks = uint32(n)
+	}
+	return h
 }
 
 // adminAdvertised is where others reach the admin pages, empty if nowhere: their

@@ -41,7 +41,8 @@ type Config struct {
 	// data-parallel rank, for example tcp://127.0.0.1:5557; or one URL to ask for
 	// them, as TensorRT-LLM has it: http://127.0.0.1:8200/kv_cache_events. Such an
 	// engine tells each event once, so nobody else may ask there. Empty means that
-	// the worker is routed by load only.
+	// the engine tells nothing: what it holds is a model made of the requests that
+	// pass, for which it has to return token ids.
 	KVEvents []string
 	// KVReplay are the replay endpoints in the same order; empty means that lost
 	// events cannot be had again.

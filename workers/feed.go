@@ -49,7 +49,9 @@ type feed struct {
 	connected      chan struct{} // closed after the first connect and its replay
 	sawBlockSize   func(tokens int)
 	handled        func(seq uint64) // after each live batch; nil for none
-	restarted      func()           // at each new life; nil for none
+	// restarted is called at each new life; what it returns when the new epoch is
+	// put. nil for none.
+	restarted func() func()
 
 	// Only Run's goroutine uses the rest.
 	seq      sequence
@@ -353,7 +355,7 @@ func (f *feed) newLife(ctx context.Context, l life, why string) {
 	f.epoch = max(f.epoch+1, uint64(f.began.UnixMilli()))
 	f.seq.restart()
 	if f.restarted != nil {
-		f.restarted()
+		defer f.restarted()()
 	}
 	f.publisher.put(ctx, update{rank: f.rank, epoch: f.epoch})
 	for rank := range f.contents {

@@ -37,8 +37,9 @@ type exchange struct {
 
 	code   int // of the answer, 0 before it began
 	answer *openai.Answer
-	failed bool // the engine did
-	gone   bool // the client is, as a write showed
+	model  *modelled // in the model of the engine's cache, if there is one
+	failed bool      // the engine did
+	gone   bool      // the client is, as a write showed
 }
 
 // generate serves a request whose body the agent reads.
@@ -202,6 +203,7 @@ func (x *exchange) whole(ctx context.Context, resp *http.Response, header http.H
 		return
 	}
 	x.answer = a
+	x.model = x.proxy.cache.begin(ctx, x.req, a)
 	if x.strip {
 		body = openai.StripTokenIDs(body)
 	}
@@ -258,12 +260,14 @@ func (x *exchange) progress(ctx context.Context, grown int) int {
 		x.in.firstToken(time.Now(), sample)
 		x.proxy.metrics.FirstByte.Observe(time.Since(x.in.arrived).Seconds())
 		x.pupil.prompts(ctx, x.answer)
+		x.model = x.proxy.cache.begin(ctx, x.req, x.answer)
 	}
 	total := 0
 	for i := range x.answer.Choices {
 		total += len(x.answer.Choices[i].TokenIDs)
 	}
 	x.in.grow(total - grown)
+	x.model.grow(ctx, total-grown)
 	return total
 }
 
@@ -313,6 +317,7 @@ func (x *exchange) end() {
 	s := x.sample()
 	s.Aborted = x.failed || x.gone || x.r.Context().Err() != nil
 	x.in.end(time.Now(), s)
+	x.model.end(x.r.Context(), x.answer, int(s.CachedTokens))
 	x.proxy.count(x.api.String(), x.code, x.r)
 	if x.answer == nil {
 		return

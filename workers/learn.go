@@ -55,14 +55,18 @@ func (l *learner) begin(req *openai.Request, known int64) *pupil {
 		l.metrics.Unlearned.WithLabelValues("no_block_size").Inc()
 		return nil
 	}
-	p := &pupil{learner: l, request: req, known: known, ns: kvindex.Namespace{
-		Model: s.Models.Base, Salt: req.CacheSalt, BlockSize: s.Metrics.BlockSize,
-	}}
-	if slices.Contains(s.Models.Adapters, req.Model) {
-		p.ns.LoRA = req.Model
-	}
+	p := &pupil{learner: l, request: req, known: known, ns: namespaceOf(s, req)}
 	p.seed = req.Seed(l.secret, p.ns.Model, p.ns.LoRA)
 	return p
+}
+
+// namespaceOf is where an engine keeps a request's blocks.
+func namespaceOf(s *engineState, req *openai.Request) kvindex.Namespace {
+	ns := kvindex.Namespace{Model: s.Models.Base, Salt: req.CacheSalt, BlockSize: s.Metrics.BlockSize}
+	if slices.Contains(s.Models.Adapters, req.Model) {
+		ns.LoRA = req.Model
+	}
+	return ns
 }
 
 // prompts learns the prompts once their ids are there. It may be called again

@@ -44,7 +44,10 @@ func (f *feed) poll(ctx context.Context) error {
 	if p.trt.BlockSize == 0 {
 		p.trt.BlockSize = trtBlockSize
 	}
-	f.restarted = func() { p.next = nil }
+	f.restarted = func() func() {
+		p.next = nil
+		return func() {}
+	}
 	pause := pollLeast
 	for {
 		n, err := p.ask(ctx)

@@ -55,6 +55,7 @@ type proxy struct {
 	direct    *httputil.ReverseProxy
 	load      *load
 	learner   *learner
+	cache     *cacheModel // nil: the engine says itself what it holds
 	prefills  *prefillSet
 	metrics   *Metrics
 	log       *slog.Logger
