@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -175,8 +176,15 @@ func printGolden(cmd *cobra.Command, checks []sim.GoldenCheck) error {
 	return nil
 }
 
+// benchFlags say what a benchmark covers and where its files are.
+type benchFlags struct {
+	data, dir string
+	traces    []string
+	blocks    []int
+}
+
 func newSimBenchCommand() *cobra.Command {
-	var data, dir string
+	var f benchFlags
 	cmd := &cobra.Command{
 		Use:   "bench",
 		Short: "Every policy over the loads of both traces, against the goals; writes fleet.json",
@@ -184,27 +192,28 @@ func newSimBenchCommand() *cobra.Command {
 Dynamo's cost has 95, 85 and 65 % of the requests in the SLO, found by bisection,
 and an overload. BENCH_SHORT=1 does one trace at one load.`,
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return runSimBench(cmd, data, dir) },
+		RunE: func(cmd *cobra.Command, _ []string) error { return f.run(cmd) },
 	}
-	cmd.Flags().StringVar(&data, "data", filepath.Join("test", "data"), "folder with traces and dynamo-replay")
-	cmd.Flags().StringVar(&dir, "out", filepath.Join("out", "bench"), "folder for fleet.json and fleet-results.json")
+	cmd.Flags().StringVar(&f.data, "data", filepath.Join("test", "data"), "folder with traces and dynamo-replay")
+	cmd.Flags().StringVar(&f.dir, "out", filepath.Join("out", "bench"), "folder for fleet.json and fleet-results.json")
+	cmd.Flags().StringSliceVar(&f.traces, "traces", []string{"conversation", "synthetic"}, "traces of the data folder")
+	cmd.Flags().IntSliceVar(&f.blocks, "blocks", []int{589, 1469}, "KV blocks of 512 tokens an engine: 301k tokens (two H100), 752k (two H200)")
 	return cmd
 }
 
-func runSimBench(cmd *cobra.Command, data, dir string) error {
+func (f *benchFlags) run(cmd *cobra.Command) error {
 	short := os.Getenv("BENCH_SHORT") != ""
 	ctx := cmd.Context()
 	start := time.Now()
 	file := benchfile.New("fleet", short)
 	plan := sim.Plan{
-		Workers: 8, Blocks: []int{589, 1469}, Policies: sim.Policies(), Seed: 1, Progress: cmd.ErrOrStderr(),
+		Workers: 8, Blocks: f.blocks, Policies: sim.Policies(), Seed: 1, Progress: cmd.ErrOrStderr(),
 	}
-	names := []string{"conversation", "synthetic"}
 	if short {
-		names, plan.Blocks, plan.Loads = []string{"synthetic"}, []int{589}, []string{sim.LoadModerate}
+		f.traces, plan.Blocks, plan.Loads = []string{"synthetic"}, []int{589}, []string{sim.LoadModerate}
 	}
-	for _, name := range names {
-		t, err := sim.LoadTrace(name, filepath.Join(data, "traces", name+"_trace.jsonl.gz"), 0)
+	for _, name := range f.traces {
+		t, err := sim.LoadTrace(name, filepath.Join(f.data, "traces", name+"_trace.jsonl.gz"), 0)
 		if err != nil {
 			return err
 		}
@@ -215,36 +224,36 @@ func runSimBench(cmd *cobra.Command, data, dir string) error {
 		return err
 	}
 	study.AddRows(file)
-	if err := addChecks(ctx, file, data, short); err != nil {
-		return err
-	}
-	out := cmd.OutOrStdout()
-	for _, c := range study.Cases {
-		for _, l := range c.Loads {
-			fmt.Fprintf(out, "\n%s, %d workers of %d blocks, %s (speed %.3f); hit rate at most %.1f %%, pooled LRU %.1f %%\n",
-				c.Trace, c.Workers, c.Blocks, l.Name, l.Speed, 100*c.Bounds.Ideal, 100*c.Bounds.Pooled)
-			if err := sim.Print(out, plan.Policies, l.Results); err != nil {
-				return err
-			}
+	if !short { // the tests have both
+		if err := f.addRest(ctx, cmd.ErrOrStderr(), file, study, plan); err != nil {
+			return err
 		}
 	}
-	fmt.Fprintln(out)
+	out := cmd.OutOrStdout()
 	if err := file.Print(out); err != nil {
 		return err
 	}
 	fmt.Fprintf(out, "%s on %d processors\n", time.Since(start).Round(time.Second), runtime.GOMAXPROCS(0))
-	if err := file.Write(dir); err != nil {
+	if err := file.Write(f.dir); err != nil {
 		return err
 	}
-	return writeJSON(cmd, filepath.Join(dir, "fleet-results.json"), study)
+	return writeJSON(cmd, filepath.Join(f.dir, "fleet-results.json"), study)
 }
 
-// addChecks adds how near the simulator is to Dynamo's own replay.
-func addChecks(ctx context.Context, file *benchfile.File, data string, short bool) error {
-	if short {
-		return nil // go test ./test/sim has it
+// addRest adds the robustness axes at the moderate load, and how near the
+// simulator is to Dynamo's own replay.
+func (f *benchFlags) addRest(ctx context.Context, progress io.Writer, file *benchfile.File, study *sim.Study, plan sim.Plan) error {
+	for _, t := range plan.Traces {
+		list, err := plan.Robust(ctx, study, t)
+		if err != nil {
+			return err
+		}
+		sim.AddRobustness(file, list)
+		if err := sim.PrintRobustness(progress, list); err != nil {
+			return err
+		}
 	}
-	checks, err := sim.CheckGolden(ctx, data)
+	checks, err := sim.CheckGolden(ctx, f.data)
 	if err != nil {
 		return err
 	}

@@ -131,8 +131,8 @@ type Robustness struct {
 // Loss is the share of the goodput that the axis costs.
 func (r *Robustness) Loss() float64 { return 1 - r.Ours.Goodput/r.Base.Goodput }
 
-// Robust plays the axes at a configuration's speed.
-func Robust(ctx context.Context, base Config) ([]Robustness, error) {
+// robust plays the axes at a configuration's speed.
+func robust(ctx context.Context, base Config) ([]Robustness, error) {
 	ours, err := Find(Ours)
 	if err != nil {
 		return nil, err

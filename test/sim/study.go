@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -22,7 +23,8 @@ type Case struct {
 	Blocks  int    `json:"blocks"`
 	Bounds  Bounds `json:"bounds"`
 	Loads   []Load `json:"loads"`
-	// Capacity is the highest speed with 90 % of the requests in the SLO, by policy.
+	// Capacity is the highest speed with 90 % of the requests in the SLO, by policy,
+	// for some of them.
 	Capacity map[string]float64 `json:"capacity"`
 }
 
@@ -159,7 +161,12 @@ func (p *Plan) load(ctx context.Context, base Config, name string, speed float64
 	if err != nil {
 		return nil, err
 	}
-	p.say("%s, %d blocks: %s load done", base.Trace.Name, base.Blocks, name)
+	if p.Progress != nil {
+		p.say("\n%s, %d workers of %d blocks, %s (speed %.3f)", base.Trace.Name, base.Workers, base.Blocks, name, speed)
+		if err := Print(p.Progress, p.Policies, results); err != nil {
+			return nil, err
+		}
+	}
 	return &Load{Name: name, Speed: speed, Results: results}, nil
 }
 
@@ -182,13 +189,25 @@ func Compare(ctx context.Context, cfg Config, list []Named) (map[string]*Result,
 	return results, nil
 }
 
-// capacities of all policies; each search begins at the light load's speed.
+// capacities of ours, Dynamo's cost and the best two others by goodput under the
+// heavy load; each search begins between the light and the moderate load.
 func (p *Plan) capacities(ctx context.Context, base Config, c *Case) error {
-	found := make([]float64, len(p.Policies))
-	tasks := make([]func(context.Context) error, len(p.Policies))
-	for i, policy := range p.Policies {
+	heavy := c.Loads[2].Results
+	list := slices.Clone(p.Policies)
+	slices.SortStableFunc(list, func(a, b Named) int { return cmp.Compare(heavy[b.Name].Goodput, heavy[a.Name].Goodput) })
+	others := 0
+	list = slices.DeleteFunc(list, func(n Named) bool {
+		if n.Name == Ours || n.Name == Theirs {
+			return false
+		}
+		others++
+		return others > 2
+	})
+	found := make([]float64, len(list))
+	tasks := make([]func(context.Context) error, len(list))
+	for i, policy := range list {
 		cfg := base
-		cfg.Speed, cfg.Policy = c.Loads[0].Speed, policy.New
+		cfg.Speed, cfg.Policy = (c.Loads[0].Speed+c.Loads[1].Speed)/2, policy.New
 		tasks[i] = func(ctx context.Context) (err error) {
 			found[i], _, err = SpeedFor(ctx, cfg, capacityAt)
 			return err
@@ -197,7 +216,7 @@ func (p *Plan) capacities(ctx context.Context, base Config, c *Case) error {
 	if err := sideBySide(ctx, tasks); err != nil {
 		return err
 	}
-	for i, policy := range p.Policies {
+	for i, policy := range list {
 		c.Capacity[policy.Name] = found[i]
 	}
 	p.say("%s, %d blocks: capacities done", base.Trace.Name, base.Blocks)
@@ -208,6 +227,28 @@ func (p *Plan) say(format string, args ...any) {
 	if p.Progress != nil {
 		fmt.Fprintf(p.Progress, format+"\n", args...)
 	}
+}
+
+// Robust plays the robustness axes at the moderate load of a trace's first case.
+func (p *Plan) Robust(ctx context.Context, s *Study, t Trace) ([]Robustness, error) {
+	for i := range s.Cases {
+		c := &s.Cases[i]
+		if c.Trace != t.Name {
+			continue
+		}
+		for j := range c.Loads {
+			if c.Loads[j].Name != LoadModerate {
+				continue
+			}
+			base, err := p.config(t, c.Blocks)
+			if err != nil {
+				return nil, err
+			}
+			base.Speed = c.Loads[j].Speed
+			return robust(ctx, base)
+		}
+	}
+	return nil, fmt.Errorf("%s: no moderate load in the study", t.Name)
 }
 
 // best is the policy beside ours and the oracle with the best value; better says

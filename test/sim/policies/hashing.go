@@ -1,6 +1,7 @@
 package policies
 
 import (
+	"math"
 	"time"
 )
 
@@ -46,8 +47,8 @@ type Affinity struct {
 func (p *Affinity) Pick(r *Request, f Fleet) int { return highest(key(r, p.Depth), f.Workers(), f.Up) }
 
 // BoundedHash is Affinity with bounded loads (Mirrokni, Thorup, Zadimoghaddam): a
-// worker that has Bound times the mean of requests under way passes a request on
-// to the next one in its order.
+// worker that has Bound times the mean of requests under way, rounded up, passes a
+// request on to the next one in its order.
 type BoundedHash struct {
 	Depth int
 	Bound float64
@@ -67,11 +68,8 @@ func (p *BoundedHash) Pick(r *Request, f Fleet) int {
 			up++
 		}
 	}
-	most := p.Bound * float64(p.all+1) / float64(up)
-	w := highest(key(r, p.Depth), f.Workers(), func(w int) bool { return f.Up(w) && float64(p.under[w]+1) <= most })
-	if w < 0 {
-		w = highest(key(r, p.Depth), f.Workers(), f.Up)
-	}
+	most := int(math.Ceil(p.Bound * float64(p.all+1) / float64(up)))
+	w := highest(key(r, p.Depth), f.Workers(), func(w int) bool { return f.Up(w) && p.under[w] < most })
 	p.under[w]++
 	p.all++
 	return w

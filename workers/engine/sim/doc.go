@@ -23,6 +23,9 @@
 // are scheduled, as vLLM does it, so two requests with the same prompt that
 // start in the same step share its blocks.
 //
+// Where Dynamo's simulated engine does otherwise than vLLM, and its results are to
+// be reproduced, an option of [Config] says so: StepMs, EarlyEvents, EmptyFirst.
+//
 // Invariant: between calls every block is exactly one of free, cached and
 // evictable, or used by at least one sequence. The KV events returned so far,
 // and those of the running step that come when it ends, describe exactly the

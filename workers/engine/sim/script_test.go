@@ -14,9 +14,11 @@ import (
 
 // script runs the commands of testdata/*.txt on one engine:
 //
-//	engine block=4 blocks=16 batch=16 seqs=4 len=64 stop=0 cache=true setup=20
+//	engine block=4 blocks=16 batch=16 seqs=4 len=64 stop=0 cache=true setup=20 early empty-first price=0
 //	    a new engine; a step takes 10 ms + 1 a prefilled token + 5 + 1 a
 //	    decoding sequence, in ms; a transfer setup + 1 a token
+//	submit id=A at=0 content=(1-2) tokens=10 ...
+//	    a prompt given by the names of its blocks
 //	submit id=A at=0 prompt=(1-8,20) max=1 min=0 hold ignore_eos remote=0 lora= salt= seed=0
 //	run until=50
 //	    calls Step at every NextAt; without until, until there is none
@@ -89,6 +91,11 @@ func (s *script) engine(t *testing.T, d *datadriven.TestData) string {
 		d.MaybeScanArgs(t, name, value)
 	}
 	cfg.Transfer.SetupMs = setup
+	cfg.EarlyEvents, cfg.EmptyFirst = d.HasArg("early"), d.HasArg("empty-first")
+	price := 0.0
+	if d.MaybeScanArgs(t, "price", &price); price > 0 { // a decoding token costs it, a prefilled one a tenth
+		cfg.StepMs = func(s Step) float64 { return price*float64(s.Decodes) + price/10*float64(s.Tokens) + float64(s.Context)/1000 }
+	}
 	// Generated tokens are 100 to 999.
 	cfg.Next = func(state uint64) (uint32, bool) {
 		return 100 + uint32(state%900), stop > 0 && mix(state, 2)%uint64(stop) == 0
@@ -105,12 +112,12 @@ func scriptRequest(t *testing.T, d *datadriven.TestData) Request {
 	t.Helper()
 	r := Request{MaxTokens: 1, HoldKV: d.HasArg("hold"), IgnoreEOS: d.HasArg("ignore_eos")}
 	for name, value := range map[string]any{
-		"id": &r.ID, "max": &r.MaxTokens, "min": &r.MinTokens, "remote": &r.RemoteTokens, "lora": &r.LoRA, "salt": &r.Salt, "seed": &r.Seed,
+		"tokens": &r.PromptTokens, "id": &r.ID, "max": &r.MaxTokens, "min": &r.MinTokens, "remote": &r.RemoteTokens, "lora": &r.LoRA, "salt": &r.Salt, "seed": &r.Seed,
 	} {
 		d.MaybeScanArgs(t, name, value)
 	}
 	for _, arg := range d.CmdArgs {
-		if arg.Key != "prompt" {
+		if arg.Key != "prompt" && arg.Key != "content" {
 			continue
 		}
 		for _, v := range arg.Vals {
@@ -124,6 +131,10 @@ func scriptRequest(t *testing.T, d *datadriven.TestData) Request {
 				d.Fatalf(t, "prompt %q: %v %v", v, errA, errB)
 			}
 			for ; a <= b; a++ {
+				if arg.Key == "content" {
+					r.Content = append(r.Content, BlockID(a))
+					continue
+				}
 				r.Prompt = append(r.Prompt, uint32(a))
 			}
 		}
