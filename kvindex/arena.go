@@ -9,11 +9,15 @@ import (
 // address is the number of a word, 0 is none. Words come in pages, whose
 // list only grows; a page never moves.
 const (
-	pageBits  = 18 // 2 MiB of words
+	pageBits  = 16 // half a MiB of words
 	pageWords = 1 << pageBits
 
-	chunkBits  = 4
+	chunkBits  = 5
 	chunkWords = 1 << chunkBits // hashes in a chunk, and words for one entry of a page's origins
+
+	// startFlag marks the address of a run's first block, so that the run is found
+	// from it at once. Addresses stay below: the arena has 16 GiB at most.
+	startFlag = 1 << 31
 )
 
 // page is a piece of the arena. A page may be shorter than pageWords: the first
@@ -57,7 +61,7 @@ type retired struct {
 	words uint32
 }
 
-// Blocks have a power of two of words, from 8 to maxBlock, or segmentWords.
+// Blocks have a power of two of words, from 8 to a page, or segmentWords.
 const (
 	minBlockBits = 3
 	maxBlockBits = 16
@@ -102,14 +106,16 @@ func (a *arena) alloc(words uint32) uint32 {
 		a.used += int(words)
 		return b
 	}
-	if words < chunkWords { // half of a chunk
+	if words < chunkWords { // part of a chunk
 		b := a.alloc(chunkWords)
 		if b == 0 {
 			return 0
 		}
-		a.used -= chunkWords
-		a.put(b+words, words)
-		a.used += int(words)
+		for size := uint32(chunkWords); size > words; {
+			size /= 2
+			a.put(b+size, size)
+		}
+		a.used -= int(chunkWords - words)
 		return b
 	}
 	if a.end-a.next < words && !a.grow(words) {
@@ -153,7 +159,10 @@ func (a *arena) split(words uint32) uint32 {
 // grow opens a new page.
 func (a *arena) grow(words uint32) bool {
 	n := len(a.mem)
-	size := uint32(min(pageWords, 1<<min(12+2*n, pageBits)))
+	if n == startFlag>>pageBits {
+		return false
+	}
+	size := uint32(min(pageWords, 1<<min(11+2*n, pageBits)))
 	if size < words {
 		size = pageWords
 	}

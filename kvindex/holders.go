@@ -52,7 +52,7 @@ func (l list) word() uint64 {
 func (v *view) holders(r *[8]uint64) (words []uint64, version uint64) {
 	w := atomic.LoadUint64(&r[wordList])
 	if uint32(w) == 0 {
-		return r[wordHolder : wordHolder+2], w
+		return r[wordHolder : wordHolder+1], w
 	}
 	addr := uint32(w)
 	_ = v.word(addr)
@@ -67,8 +67,8 @@ func (x *Index) holders(r *[8]uint64) []uint64 {
 
 // cover adds the blocks a..b-1 of a run to what o holds; those it has are one
 // copy more. It reports false if there was no memory.
-func (x *Index) cover(o *owner, addr, a, b uint32) bool {
-	r := x.run(addr)
+func (x *Index) cover(o *owner, run, a, b uint32) bool {
+	r := x.run(run)
 	words := x.holders(r)
 	own, at := 0, 0
 	for i, w := range words {
@@ -90,10 +90,10 @@ func (x *Index) cover(o *owner, addr, a, b uint32) bool {
 		x.count(o, r, int(b-a))
 		return true
 	case own == 1 && h.from() <= a && b <= h.to():
-		x.addCopies(o, r, a, b)
+		x.addCopies(o, run, a, b)
 		return true
 	default:
-		return x.coverPieces(o, r, a, b)
+		return x.coverPieces(o, run, a, b)
 	}
 }
 
@@ -118,13 +118,13 @@ func (x *Index) reach(r *[8]uint64) runState {
 }
 
 // addCopies counts blocks that o holds already.
-func (x *Index) addCopies(o *owner, r *[8]uint64, a, b uint32) {
+func (x *Index) addCopies(o *owner, run, a, b uint32) {
 	if o.copies == nil {
 		o.copies = map[BlockHash]uint32{}
 	}
-	v := x.view()
+	v, r := x.view(), x.run(run)
 	for ; a < b; a++ {
-		o.copies[v.hash(r, a)]++
+		o.copies[v.hash(run, r, a)]++
 	}
 }
 
@@ -194,7 +194,8 @@ func (x *Index) replace(r *[8]uint64, without *owner) bool {
 
 // coverPieces is cover for an owner that holds several pieces of the run, or one
 // elsewhere.
-func (x *Index) coverPieces(o *owner, r *[8]uint64, a, b uint32) bool {
+func (x *Index) coverPieces(o *owner, run, a, b uint32) bool {
+	r := x.run(run)
 	from, to, held := a, b, int(b-a)
 	x.scratch = x.scratch[:0]
 	for _, w := range x.holders(r) {
@@ -207,7 +208,7 @@ func (x *Index) coverPieces(o *owner, r *[8]uint64, a, b uint32) bool {
 			continue
 		}
 		if lo, hi := max(a, h.from()), min(b, h.to()); lo < hi {
-			x.addCopies(o, r, lo, hi)
+			x.addCopies(o, run, lo, hi)
 			held -= int(hi - lo)
 		}
 		from, to = min(from, h.from()), max(to, h.to())
@@ -221,16 +222,16 @@ func (x *Index) coverPieces(o *owner, r *[8]uint64, a, b uint32) bool {
 }
 
 // uncover takes the blocks a..b-1 of a run, or a copy of each, from o.
-func (x *Index) uncover(o *owner, addr, a, b uint32) {
-	r := x.run(addr)
+func (x *Index) uncover(o *owner, run, a, b uint32) {
+	r := x.run(run)
 	if len(o.copies) == 0 {
-		x.uncoverRange(o, r, a, b)
+		x.uncoverRange(o, run, a, b)
 		return
 	}
 	v := x.view()
 	for end := b; a < end; a = b {
 		for b = a; b < end; b++ { // up to the next one with copies
-			h := v.hash(r, b)
+			h := v.hash(run, r, b)
 			if n := o.copies[h]; n > 1 {
 				o.copies[h] = n - 1
 				break
@@ -240,7 +241,7 @@ func (x *Index) uncover(o *owner, addr, a, b uint32) {
 			}
 		}
 		if a < b {
-			x.uncoverRange(o, r, a, b)
+			x.uncoverRange(o, run, a, b)
 		}
 		b++
 	}
@@ -249,7 +250,8 @@ func (x *Index) uncover(o *owner, addr, a, b uint32) {
 	}
 }
 
-func (x *Index) uncoverRange(o *owner, r *[8]uint64, a, b uint32) {
+func (x *Index) uncoverRange(o *owner, run, a, b uint32) {
+	r := x.run(run)
 	words := x.holders(r)
 	own, at := 0, 0
 	for i, w := range words {
@@ -276,11 +278,12 @@ func (x *Index) uncoverRange(o *owner, r *[8]uint64, a, b uint32) {
 		}
 		return
 	}
-	x.uncoverPieces(o, r, a, b)
+	x.uncoverPieces(o, run, a, b)
 }
 
 // uncoverPieces is uncoverRange for what leaves pieces.
-func (x *Index) uncoverPieces(o *owner, r *[8]uint64, a, b uint32) {
+func (x *Index) uncoverPieces(o *owner, run, a, b uint32) {
+	r := x.run(run)
 	held := 0
 	x.scratch = x.scratch[:0]
 	for _, w := range x.holders(r) {
@@ -303,7 +306,7 @@ func (x *Index) uncoverPieces(o *owner, r *[8]uint64, a, b uint32) {
 		return
 	}
 	if !x.replace(r, o) {
-		x.forgetHere(o, r)
+		x.forgetHere(o, run)
 		return
 	}
 	x.count(o, r, -held)

@@ -47,6 +47,7 @@ type Match struct {
 // is in docs/decisions/005-runs-index.md.
 type Index struct {
 	readers readers
+	heads   heads
 	table   table
 	seats   seats
 	// round counts passes over an index that is short of memory; queries note it in
@@ -62,6 +63,7 @@ type Index struct {
 	freeRun  uint32
 	scratch  []holding
 	entryBuf []entry
+	hashBuf  []BlockHash
 	sweep    sweep
 	// idleFloor is idleFloor; tests have less.
 	idleFloor int
@@ -242,7 +244,7 @@ func (x *Index) common(p place, hashes []BlockHash) uint32 {
 	v := x.view()
 	r := x.run(p.run)
 	n, limit := uint32(1), min(uint32(len(hashes)), runState(r[wordState]).length()-p.at)
-	for n < limit && v.hash(r, p.at+n) == hashes[n] {
+	for n < limit && v.hash(p.run, r, p.at+n) == hashes[n] {
 		n++
 	}
 	return n
@@ -255,8 +257,8 @@ func (x *Index) extend(before place, hashes []BlockHash) (place, uint32) {
 	if before.run != 0 {
 		s := runState(x.run(before.run)[wordState])
 		if before.at+1 == s.length() && s&runSealed == 0 {
-			if n, _ := x.grow(before.run, hashes); n > 0 {
-				return place{before.run, before.at + 1}, uint32(n)
+			if n := x.grow(before.run, hashes); n > 0 {
+				return place{before.run, before.at + 1}, n
 			}
 		} else {
 			x.setFork(before)
@@ -266,11 +268,16 @@ func (x *Index) extend(before place, hashes []BlockHash) (place, uint32) {
 	if run == 0 {
 		return place{}, 0
 	}
-	n, _ := x.grow(run, hashes)
-	if n == 0 {
+	n := x.grow(run, hashes)
+	switch {
+	case n == 0:
 		x.dropRun(run)
+	case before.run == 0:
+		r := x.run(run)
+		atomic.StoreUint64(&r[wordState], r[wordState]|uint64(runHead))
+		x.addHead(run, hashes[0])
 	}
-	return place{run, 0}, uint32(n)
+	return place{run, 0}, n
 }
 
 // hold is cover with the memory it may lack.
@@ -296,11 +303,11 @@ func (x *Index) remove(o *owner, hashes []BlockHash) {
 		r := x.run(p.run)
 		length := runState(r[wordState]).length()
 		from, to, n := p.at, p.at+1, 1
-		for n < len(hashes) && from > 0 && v.hash(r, from-1) == hashes[n] {
+		for n < len(hashes) && from > 0 && v.hash(p.run, r, from-1) == hashes[n] {
 			from--
 			n++
 		}
-		for n < len(hashes) && from == p.at && to < length && v.hash(r, to) == hashes[n] {
+		for n < len(hashes) && from == p.at && to < length && v.hash(p.run, r, to) == hashes[n] {
 			to++
 			n++
 		}
@@ -356,7 +363,7 @@ func (x *Index) Blocks(o Owner) []BlockHash {
 		for _, w := range x.holders(r) {
 			if h := holding(w); w != 0 && h.slot() == own.slot {
 				for at := h.from(); at < h.to(); at++ {
-					list = append(list, v.hash(r, at))
+					list = append(list, v.hash(addr, r, at))
 				}
 			}
 		}

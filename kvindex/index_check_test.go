@@ -52,11 +52,14 @@ func (c *indexCheck) run(addr uint32) int {
 		c.fault("run %d: state %x, want %x", addr, s, x.reach(r))
 	}
 	for at := range s.length() {
-		a := v.chunk(r, at>>chunkBits) + at%chunkWords
+		a := v.address(addr, r, at)
+		if at == 0 {
+			a |= startFlag
+		}
 		if p := v.place(a); p != (place{addr, at}) {
 			c.fault("run %d, place %d: origin says %+v", addr, at, p)
 		}
-		if f := v.find(v.hash(r, at)); f != a {
+		if f := v.find(v.hash(addr, r, at)); f != a {
 			c.fault("run %d, place %d: the table has %d, want %d", addr, at, f, a)
 		}
 	}
@@ -75,8 +78,11 @@ func (c *indexCheck) run(addr uint32) int {
 		last, ends[h.slot()] = h.from(), h.to()
 		c.slots[h.slot()] += int(h.to() - h.from())
 	}
+	if head := v.head(v.hash(addr, r, 0)); (head == addr) != (s&runHead != 0) {
+		c.fault("run %d, state %x: heads have %d", addr, s, head)
+	}
 	_, chunks := chunkList(r[wordChunks])
-	return int(chunks) + int(holderList(r[wordList]).size) + int((s.length()+chunkWords-1)/chunkWords*chunkWords)
+	return int(chunks) + int(holderList(r[wordList]).size) + int(chunksOf(s.length()))*chunkWords
 }
 
 // table checks the table and returns its words.
@@ -107,23 +113,29 @@ func (c *indexCheck) table() int {
 }
 
 func (c *indexCheck) segment(addr, n uint32) int {
-	entries, passed := 0, make([]uint64, n)
+	entries, away := 0, make([]uint64, n)
 	for at := range n {
 		b := c.x.arena.mem.line(addr + at*lineWords)
 		for i := range slots {
-			if b[i/8]>>(8*(i&7))&0xff == 0 {
+			t := tagAt(b, i)
+			if t == 0 {
 				continue
 			}
 			entries++
-			m := spread(BlockHash(*c.x.arena.mem.word(address(b, i))))
-			for k := bucketOf(m, n); k != at; k = (k + 1) % n {
-				passed[k]++
+			m := spread(BlockHash(*c.x.arena.mem.word(address(b, i) &^ startFlag)))
+			home := at
+			if t&tagOther != 0 {
+				home = otherBucket(t, at, n)
+				away[home]++
+			}
+			if home != bucketOf(m, n) {
+				c.fault("segment %d: entry of bucket %d is in %d", addr, bucketOf(m, n), home)
 			}
 		}
 	}
-	for at, want := range passed {
-		if got := overflow(c.x.arena.mem.line(addr + uint32(at)*lineWords)[1]); got != want && got != 255 {
-			c.fault("segment %d: bucket %d was passed by %d, says %d", addr, at, want, got)
+	for at, want := range away {
+		if got := passed(c.x.arena.mem.line(addr + uint32(at)*lineWords)); got != want {
+			c.fault("segment %d: %d entries of bucket %d are elsewhere, it says %d", addr, want, at, got)
 		}
 	}
 	return entries

@@ -284,13 +284,9 @@ func (h *history) step() {
 	}
 }
 
-// ask compares the answers for a random chain, mostly one from a prompt's start.
+// ask compares the answers for a random prompt.
 func (h *history) ask() {
-	n := h.rng.IntN(40)
-	if h.rng.IntN(4) > 0 {
-		n = len(h.blocks.hash)
-	}
-	_, chain := h.blocks.path(h.blocks.block(h.rng, h.event/len(h.writers)), n)
+	_, chain := h.blocks.path(h.blocks.block(h.rng, h.event/len(h.writers)), len(h.blocks.hash))
 	if len(chain) > 0 && h.rng.IntN(4) == 0 { // the prompt goes on differently
 		chain[h.rng.IntN(len(chain))] = BlockHash(1 << 63)
 		if i := slices.Index(chain, 1<<63); i >= 0 {

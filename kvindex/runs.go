@@ -7,35 +7,43 @@ import (
 
 // A run is a sequence of blocks, each the parent of the next. It grows at its end
 // and is never split: what branches off, at any place, is a run of its own, and
-// nothing but the hashes themselves leads from one run to the next. Its hashes
-// lie in chunks of 16; a block is named by the address of its hash.
+// nothing but the hashes themselves leads from one run to the next. A block is
+// named by the address of its hash.
 //
-// A run is a line of 8 words:
+// A run has 16 words, two cache lines, with its first nine hashes; the others lie
+// in chunks of 32:
 //
 //	0  state: length, end, held, flags (see runState)
 //	1  the list of holders: address, count (bits 32-51), version (52-58), size
-//	   (59-63, log2); 0 while the two holders below are enough
-//	2  the chunks after the fourth: address of a list, two chunks a word, its size
+//	   (59-63, log2); 0 while the one below is enough
+//	2  holder
+//	3  the chunks after the fourth: address of a list, two chunks a word, its size
 //	   (52-56, log2); bits 32-51: where the last run branched off
-//	3  holder
-//	4  holder
-//	5  the round in which a query last met the run
-//	6  first and second chunk
-//	7  third and fourth chunk
+//	4  first and second chunk
+//	5  third and fourth chunk
+//	6  the round in which a query last met the run
+//	7  the first nine hashes
 //
-// Invariant: for every place below the length the hash is in its chunk, the
-// chunk's origin names the run and its place, and the table has the block.
+// Invariant: for every place below the length the hash is in its place, the
+// chunk's origin names the run and the chunk's number, and the table has the
+// block.
 const (
-	runWords  = 8
-	slabRuns  = 64 // runs are allocated in slabs of this many, so that all can be visited
-	firstPart = 4  // chunks named in the run itself
+	runWords   = 16
+	slabRuns   = 64                     // runs are allocated in slabs of this many, so that all can be visited
+	firstPart  = 4                      // chunks named in the run itself
+	runHashes  = 9                      // in the run itself
+	chunkShift = chunkWords - runHashes // the hash at place p is number p+chunkShift of chunks 0 (the run), 1, 2, ...
 
 	wordState  = 0
 	wordList   = 1
-	wordChunks = 2
-	wordHolder = 3
-	wordRound  = 5
-	wordFirst  = 6
+	wordHolder = 2
+	wordChunks = 3
+	wordFirst  = 4
+	wordRound  = 6
+	wordHash   = 7
+
+	// slabOrigin is the origin of a slab's words.
+	slabOrigin = 1<<64 - 1
 
 	fieldBits = 20
 	field     = 1<<fieldBits - 1
@@ -51,6 +59,7 @@ type runState uint64
 const (
 	runUsed   runState = 1 << 60
 	runSealed runState = 1 << 61 // its end was cut off: it does not grow any more
+	runHead   runState = 1 << 62 // it is in heads
 )
 
 func (s runState) length() uint32 { return uint32(s) & field }
@@ -59,7 +68,7 @@ func (s runState) held() uint32   { return uint32(s>>(2*fieldBits)) & field }
 func (s runState) idle() uint32   { return s.length() - s.end() }
 
 func (s runState) with(length, end, held uint32) runState {
-	return s&(runUsed|runSealed) | runState(length) | runState(end)<<fieldBits | runState(held)<<(2*fieldBits)
+	return s&(runUsed|runSealed|runHead) | runState(length) | runState(end)<<fieldBits | runState(held)<<(2*fieldBits)
 }
 
 // place is a block as a run and its place in it.
@@ -93,44 +102,55 @@ func (v *view) reload() { v.mem = *v.x.arena.list.Load() }
 
 // place says where the block at an address is.
 func (v *view) place(addr uint32) place {
+	if addr&startFlag != 0 {
+		return place{run: addr&^startFlag - wordHash}
+	}
 	_ = v.word(addr)
 	o := *v.mem.origin(addr)
-	return place{run: uint32(o >> 32), at: uint32(o)<<chunkBits + addr&(chunkWords-1)}
+	if o == slabOrigin {
+		return place{run: addr &^ (runWords - 1), at: addr&(runWords-1) - wordHash}
+	}
+	return place{run: uint32(o >> 32), at: uint32(o)<<chunkBits + addr&(chunkWords-1) - chunkShift}
 }
 
-// chunk is the address of a run's n-th chunk.
-func (v *view) chunk(r *[8]uint64, n uint32) uint32 {
+// address is where the hash at a place of a run is.
+func (v *view) address(run uint32, r *[8]uint64, at uint32) uint32 {
+	if at < runHashes {
+		return run + wordHash + at
+	}
+	at += chunkShift
+	n := at>>chunkBits - 1
 	if n < firstPart {
-		return uint32(atomic.LoadUint64(&r[wordFirst+n/2]) >> (32 * (n & 1)))
+		return uint32(atomic.LoadUint64(&r[wordFirst+n/2])>>(32*(n&1))) + at&(chunkWords-1)
 	}
 	n -= firstPart
 	list := uint32(atomic.LoadUint64(&r[wordChunks]))
-	return uint32(atomic.LoadUint64(v.word(list+n/2)) >> (32 * (n & 1)))
+	return uint32(atomic.LoadUint64(v.word(list+n/2))>>(32*(n&1))) + at&(chunkWords-1)
 }
 
 // hash is the block at a place below the run's length.
-func (v *view) hash(r *[8]uint64, at uint32) BlockHash {
-	return BlockHash(*v.word(v.chunk(r, at>>chunkBits) + at&(chunkWords-1)))
+func (v *view) hash(run uint32, r *[8]uint64, at uint32) BlockHash {
+	return BlockHash(*v.word(v.address(run, r, at)))
 }
 
 // span is how many blocks of the chain the run has from place at on, where it has
 // chain[0]. A block's hash covers all before it, so one equal block vouches for
 // those before.
-func (v *view) span(r *[8]uint64, length, at uint32, chain []BlockHash) uint32 {
+func (v *view) span(run uint32, r *[8]uint64, length, at uint32, chain []BlockHash) uint32 {
 	limit := min(uint32(len(chain)), length-at)
 	low, high := uint32(0), limit // equal at low, not at high
 	fork := uint32(atomic.LoadUint64(&r[wordChunks])>>32) & field
 	if fork > at && fork-at < limit {
-		if f := fork - at; v.hash(r, fork) != chain[f] {
+		if f := fork - at; v.hash(run, r, fork) != chain[f] {
 			high = f
-			if v.hash(r, fork-1) == chain[f-1] {
+			if v.hash(run, r, fork-1) == chain[f-1] {
 				return f
 			}
 		} else {
 			low = f
 		}
 	}
-	if high == limit && v.hash(r, at+limit-1) == chain[limit-1] {
+	if high == limit && v.hash(run, r, at+limit-1) == chain[limit-1] {
 		return limit
 	}
 	for step := uint32(1); low+1 < high; {
@@ -139,7 +159,7 @@ func (v *view) span(r *[8]uint64, length, at uint32, chain []BlockHash) uint32 {
 			mid = low + step
 			step *= 4
 		}
-		if v.hash(r, at+mid) == chain[mid] {
+		if v.hash(run, r, at+mid) == chain[mid] {
 			low = mid
 		} else {
 			high = mid
@@ -148,7 +168,7 @@ func (v *view) span(r *[8]uint64, length, at uint32, chain []BlockHash) uint32 {
 	return low + 1
 }
 
-// run is the run at an address, for the writer.
+// run is the first line of the run at an address, for the writer.
 func (x *Index) run(addr uint32) *[8]uint64 { return x.arena.mem.line(addr) }
 
 // newRun is the address of an empty run, 0 without memory.
@@ -161,68 +181,97 @@ func (x *Index) newRun() uint32 {
 		clear(x.arena.mem.span(slab, slabRuns*runWords))
 		x.slabs = append(x.slabs, slab)
 		for i := range uint32(slabRuns) {
-			x.putRun(slab + (slabRuns-1-i)*runWords)
+			addr := slab + (slabRuns-1-i)*runWords
+			*x.arena.mem.origin(addr) = slabOrigin
+			x.putRun(addr)
 		}
 	}
-	addr := x.freeRun
-	r := x.run(addr)
+	run := x.freeRun
+	r := x.run(run)
 	x.freeRun = uint32(r[wordHolder])
-	for i := range r {
-		r[i] = 0
-	}
+	clear(r[:wordHash])
 	r[wordRound] = x.round.Load()
 	r[wordState] = uint64(runUsed)
 	x.runs++
-	return addr
+	return run
 }
 
-// putRun makes a run's line free at once.
-func (x *Index) putRun(addr uint32) {
-	r := x.run(addr)
-	atomic.StoreUint64(&r[wordState], 0)
-	atomic.StoreUint64(&r[wordHolder], uint64(x.freeRun))
-	x.freeRun = addr
+// putRun makes a run's words free at once.
+func (x *Index) putRun(run uint32) {
+	r := x.run(run)
+	r[wordState], r[wordHolder] = 0, uint64(x.freeRun)
+	x.freeRun = run
 }
 
 // grow appends hashes to a run until one comes that the index knows, and returns
-// how many. full says that it ended because the run or the memory is full.
-func (x *Index) grow(addr uint32, hashes []BlockHash) (n int, full bool) {
-	r := x.run(addr)
+// how many. It ends before that when the run or the memory is full.
+func (x *Index) grow(run uint32, hashes []BlockHash) (n uint32) {
+	r := x.run(run)
 	s := runState(r[wordState])
-	length := s.length()
 	v := x.view()
+	length := s.length()
+	var words []uint64 // what is left of the chunk
+	var addr uint32
 	for _, h := range hashes {
 		if v.find(h) != 0 {
 			break
 		}
-		if length == maxRun || length%chunkWords == 0 && !x.addChunk(addr, r, length>>chunkBits) {
-			full = true
-			break
-		}
-		a := v.chunk(r, length>>chunkBits) + length%chunkWords
-		*x.arena.mem.word(a) = uint64(h)
-		if !x.insert(h, a) {
-			if length%chunkWords == 0 {
-				x.arena.freeNow(a, chunkWords)
+		if len(words) == 0 {
+			if addr, words = x.room(run, r, length); addr == 0 {
+				break
 			}
-			full = true
+		}
+		words[0] = uint64(h)
+		a := addr
+		if length == 0 {
+			a |= startFlag
+		}
+		if !x.insert(h, a) {
+			x.trim(run, r, length)
 			break
 		}
+		words = words[1:]
+		addr++
 		length++
 		n++
 	}
 	x.setState(r, s.with(length, s.end(), s.held()))
-	return n, full
+	return n
 }
 
-// addChunk gives a run its n-th chunk. A place in the list of chunks that is not
-// in use may hold anything.
-func (x *Index) addChunk(addr uint32, r *[8]uint64, n uint32) bool {
+// room is where a run's hash at place length comes, with the words up to the end
+// of the chunk, which is made if need be; 0 if there is no more room.
+func (x *Index) room(run uint32, r *[8]uint64, length uint32) (addr uint32, words []uint64) {
+	if length < runHashes {
+		addr = run + wordHash + length
+		return addr, x.arena.mem.span(addr, runHashes-length)
+	}
+	n := length + chunkShift
+	if length == maxRun || n%chunkWords == 0 && !x.addChunk(run, r, n>>chunkBits) {
+		return 0, nil
+	}
+	v := x.view()
+	addr = v.address(run, r, length)
+	return addr, x.arena.mem.span(addr, chunkWords-n%chunkWords)
+}
+
+// trim gives back a chunk that has just been made and is not needed.
+func (x *Index) trim(run uint32, r *[8]uint64, length uint32) {
+	if n := length + chunkShift; length >= runHashes && n%chunkWords == 0 {
+		v := x.view()
+		x.arena.freeNow(v.address(run, r, length), chunkWords)
+	}
+}
+
+// addChunk gives a run its n-th chunk, from 1. A place in the list of chunks that
+// is not in use may hold anything.
+func (x *Index) addChunk(run uint32, r *[8]uint64, n uint32) bool {
 	c := x.arena.alloc(chunkWords)
 	if c == 0 {
 		return false
 	}
-	*x.arena.mem.origin(c) = uint64(addr)<<32 | uint64(n)
+	*x.arena.mem.origin(c) = uint64(run)<<32 | uint64(n)
+	n--
 	if n < firstPart {
 		setHalf(&r[wordFirst+n/2], n, c)
 		return true
@@ -255,6 +304,14 @@ func chunkList(w uint64) (list, size uint32) {
 	return uint32(w), 1 << (w >> 52)
 }
 
+// chunksOf is how many chunks a run of a length has.
+func chunksOf(length uint32) uint32 {
+	if length <= runHashes {
+		return 0
+	}
+	return (length - runHashes + chunkWords - 1) >> chunkBits
+}
+
 // setHalf puts 32 bits into a word's lower (i even) or upper half.
 func setHalf(w *uint64, i, to uint32) {
 	shift := 32 * (i & 1)
@@ -271,23 +328,37 @@ func (x *Index) setFork(p place) {
 
 // truncate forgets a run's blocks from a place on, which nobody holds. The run
 // does not grow any more: a reader may look at what its chunk has there.
-func (x *Index) truncate(addr, length uint32) {
-	r := x.run(addr)
+func (x *Index) truncate(run, length uint32) {
+	r := x.run(run)
 	s := runState(r[wordState])
 	v := x.view()
+	list := x.hashBuf[:0]
 	for at := length; at < s.length(); at++ {
-		x.erase(v.hash(r, at), v.chunk(r, at>>chunkBits)+at%chunkWords)
+		list = append(list, v.hash(run, r, at))
 	}
+	v.touch(list)
+	for i, h := range list {
+		at := length + uint32(i)
+		a := v.address(run, r, at)
+		if at == 0 {
+			a |= startFlag
+		}
+		x.erase(h, a)
+	}
+	x.hashBuf = list
 	x.setState(r, s.with(length, s.end(), s.held())|runSealed)
-	for n := (length + chunkWords - 1) >> chunkBits; n < (s.length()+chunkWords-1)>>chunkBits; n++ {
-		x.retire(v.chunk(r, n), chunkWords)
+	for n := chunksOf(length); n < chunksOf(s.length()); n++ {
+		x.retire(v.address(run, r, runHashes+n<<chunkBits), chunkWords)
 	}
 }
 
 // dropRun frees a run that nobody holds.
-func (x *Index) dropRun(addr uint32) {
-	x.truncate(addr, 0)
-	r := x.run(addr)
+func (x *Index) dropRun(run uint32) {
+	r := x.run(run)
+	if runState(r[wordState])&runHead != 0 {
+		x.removeHead(run)
+	}
+	x.truncate(run, 0)
 	if list, size := chunkList(r[wordChunks]); size > 0 {
 		x.retire(list, size)
 	}
@@ -295,7 +366,7 @@ func (x *Index) dropRun(addr uint32) {
 		x.retire(l.addr, l.size)
 	}
 	atomic.StoreUint64(&r[wordState], 0)
-	x.retire(addr, 0)
+	x.retire(run, retiredRun)
 	x.runs--
 }
 

@@ -1,9 +1,6 @@
 package kvindex
 
-import (
-	"slices"
-	"sync/atomic"
-)
+import "sync/atomic"
 
 // A seat is the small number of a (worker, rank), a slot that of an owner's
 // content. Emptying an owner gives it another slot: the holdings of the old one
@@ -14,13 +11,10 @@ type slotInfo struct {
 	rank   uint16
 	tier   Tier
 	seat   uint32
-	dead   atomic.Bool // the only field that changes while the slot is in use
+	dead   uint32 // atomic: 1 once void, the only field that changes while somebody may look
 }
 
-const slotPage = 64
-
-// slotPages finds slots by number; its list only grows.
-type slotPages []*[slotPage]slotInfo
+func (i *slotInfo) isDead() bool { return atomic.LoadUint32(&i.dead) != 0 }
 
 type seatKey struct {
 	worker WorkerID
@@ -35,7 +29,9 @@ type seat struct {
 
 // seats gives out seats and slots. Only the writer uses it, but for list and count.
 type seats struct {
-	list  atomic.Pointer[slotPages]
+	// list has the slots by number. A longer one takes its place when it is full;
+	// who still looks at the old one misses what happens from then on.
+	list  atomic.Pointer[[]slotInfo]
 	count atomic.Uint32 // seats are below it
 	// slower is set once an owner of a slower tier than Device has been seen.
 	slower atomic.Bool
@@ -64,7 +60,14 @@ type owner struct {
 	copies map[BlockHash]uint32
 }
 
-func (s *seats) slot(n uint32) *slotInfo { return &(*s.list.Load())[n/slotPage][n%slotPage] }
+func (s *seats) all() []slotInfo {
+	if p := s.list.Load(); p != nil {
+		return *p
+	}
+	return nil
+}
+
+func (s *seats) slot(n uint32) *slotInfo { return &(*s.list.Load())[n] }
 
 // take gives an owner a slot.
 func (s *seats) take(o Owner) uint32 {
@@ -83,7 +86,7 @@ func (s *seats) take(o Owner) uint32 {
 	n := s.number()
 	info := s.slot(n)
 	info.worker, info.rank, info.tier, info.seat = o.Worker, o.Rank, o.Tier, at.number
-	info.dead.Store(false)
+	atomic.StoreUint32(&info.dead, 0)
 	if o.Tier > Device {
 		s.slower.Store(true)
 	}
@@ -98,12 +101,12 @@ func (s *seats) number() uint32 {
 	}
 	slot := s.slots
 	s.slots++
-	if slot%slotPage == 0 {
-		var list slotPages
-		if old := s.list.Load(); old != nil {
-			list = slices.Clone(*old)
+	if old := s.all(); int(slot) == len(old) {
+		list := make([]slotInfo, max(16, 2*len(old)))
+		copy(list, old)
+		for i := len(old); i < len(list); i++ {
+			list[i].dead = 1
 		}
-		list = append(list, new([slotPage]slotInfo))
 		s.list.Store(&list)
 	}
 	return slot
@@ -149,7 +152,7 @@ func (x *Index) empty(o *owner) {
 
 // bury declares a slot's holdings void.
 func (x *Index) bury(slot uint32) {
-	x.seats.slot(slot).dead.Store(true)
+	atomic.StoreUint32(&x.seats.slot(slot).dead, 1)
 	x.seats.dying = append(x.seats.dying, dying{slot: slot, passes: x.sweep.passes + 2})
 }
 

@@ -77,7 +77,7 @@ func (x *Index) sweepRun(addr uint32) int {
 		x.removeDead(r)
 	}
 	if x.short() && x.round.Load()-r[wordRound] > 1 {
-		x.forget(addr, r)
+		x.forget(addr)
 	}
 	s = runState(r[wordState])
 	if s.idle() == 0 && s.length() > 0 || !x.idleTooMany() && !x.short() && s.length() > 0 {
@@ -101,7 +101,7 @@ func (x *Index) removeDead(r *[8]uint64) {
 			continue
 		}
 		used++
-		if x.seats.slot(holding(w).slot()).dead.Load() {
+		if x.seats.slot(holding(w).slot()).isDead() {
 			atomic.StoreUint64(&words[i], 0)
 			dead++
 			used--
@@ -154,7 +154,11 @@ func (x *Index) allRuns() iter.Seq[uint32] {
 func (x *Index) bytes() int {
 	const ownerBytes = 256 // with its places in two maps
 	n := int(unsafe.Sizeof(*x)) + x.arena.reserved + 16*cap(x.arena.limbo) + 4*cap(x.slabs) + 8*cap(x.scratch)
-	n += int(x.seats.slots) * int(unsafe.Sizeof(slotInfo{})+8/slotPage)
+	n += cap(x.seats.all()) * int(unsafe.Sizeof(slotInfo{}))
+	if l := x.heads.list.Load(); l != nil {
+		n += 8 * len(*l)
+	}
+	n += 16*cap(x.entryBuf) + 8*cap(x.hashBuf)
 	for i := range x.table.parts {
 		if d := x.table.parts[i].dir.Load(); d != nil {
 			n += 40 + 8*len(d.segs)
@@ -203,31 +207,33 @@ func (x *Index) short() bool {
 }
 
 // forget takes a run from all who hold it.
-func (x *Index) forget(addr uint32, r *[8]uint64) {
+func (x *Index) forget(run uint32) {
+	r := x.run(run)
 	for i, w := range x.holders(r) {
 		if w != 0 {
-			x.forgetHolding(r, i)
+			x.forgetHolding(run, r, i)
 		}
 	}
 	x.setState(r, x.reach(r))
 }
 
 // forgetHere takes a run from one owner.
-func (x *Index) forgetHere(o *owner, r *[8]uint64) {
+func (x *Index) forgetHere(o *owner, run uint32) {
+	r := x.run(run)
 	for i, w := range x.holders(r) {
 		if w != 0 && holding(w).slot() == o.slot {
-			x.forgetHolding(r, i)
+			x.forgetHolding(run, r, i)
 		}
 	}
 	x.setState(r, x.reach(r))
 }
 
-func (x *Index) forgetHolding(r *[8]uint64, i int) {
+func (x *Index) forgetHolding(run uint32, r *[8]uint64, i int) {
 	words := x.holders(r)
 	h := holding(words[i])
 	atomic.StoreUint64(&words[i], 0)
 	info := x.seats.slot(h.slot())
-	if info.dead.Load() {
+	if info.isDead() {
 		return
 	}
 	o := x.owners[Owner{info.worker, info.rank, info.tier}]
@@ -238,7 +244,7 @@ func (x *Index) forgetHolding(r *[8]uint64, i int) {
 	if len(o.copies) > 0 {
 		v := x.view()
 		for at := h.from(); at < h.to(); at++ {
-			delete(o.copies, v.hash(r, at))
+			delete(o.copies, v.hash(run, r, at))
 		}
 	}
 }

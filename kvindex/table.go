@@ -6,16 +6,22 @@ import (
 )
 
 // table finds the address of a hash. It has 64 parts by the hash's upper bits;
-// each is a directory of segments (extendible hashing), and a segment is a few
-// buckets of one cache line:
+// each is a directory of segments (extendible hashing), and a segment is a number
+// of buckets of one cache line:
 //
-//	words 0, 1: twelve tags of 8 bits (0: free), then in bits 32-39 of word 1 the
-//	            number of entries that found this bucket full and lie behind it
-//	words 2-7:  twelve addresses of 32 bits
+//	words 0-1, lower half of 2: ten tags of 16 bits
+//	word 2, bits 32-47: how many entries found this bucket full, their home, and
+//	            lie in their other one
+//	words 3-7:  ten addresses of 32 bits
 //
-// The hash itself is only where the address points. A segment that cannot take
-// an entry is built anew, larger or as two, beside the old one, so that readers
-// of either see all of it.
+// A tag has a bit for "used", one for "in its other bucket", and 14 bits of the
+// hash, the ones by which segments are chosen next. So a segment is split without
+// looking at a hash: each entry stays in its bucket, in one of two new segments.
+// Which bucket is the other one follows from the tag and the one it is in.
+//
+// The hash itself is only where the address points. What readers may look at is
+// never moved: a grown or split segment is built beside the old one. Within a
+// bucket an entry is copied to its other bucket before its place is used again.
 //
 // Invariant: every hash of every run, up to the run's length, is in the table
 // exactly once, with its address.
@@ -37,24 +43,61 @@ type directory struct {
 
 const (
 	partBits     = 6
+	maxDepth     = 23
 	lineWords    = 8
-	slots        = 12 // in a bucket
-	probes       = 3  // buckets an entry may lie in, from its own on
-	segmentWords = 96 * lineWords
+	slots        = 10 // in a bucket
+	firstBuckets = 2
+	smallBuckets = 64
+	largeBuckets = 96
+	segmentWords = largeBuckets * lineWords
+
+	tagUsed  = 1 << 15
+	tagOther = 1 << 14
+	tagHash  = tagOther - 1
+	tagBits  = 14
+	// tagStep is after how many splits the tags take up new bits of the hash.
+	tagStep = 8
+
+	lowBits  = 0x0001000100010001
+	highBits = 0x8000800080008000
 )
 
-// segmentSizes are the numbers of buckets of a segment as it grows; then it is
-// split into two of splitBuckets.
-const (
-	firstBuckets = 2
-	splitBuckets = 64
-	maxBuckets   = 96
-)
+// fullSize is the number of buckets at which a part's segments are split. Two
+// sizes, so that not all are split at the same time and half empty after it.
+func fullSize(part uint64) uint32 {
+	if part&1 == 0 {
+		return smallBuckets
+	}
+	return largeBuckets
+}
 
 // spread mixes a hash. Block hashes are mixed well, but nothing must depend on it.
+// Bits 58-63 choose the part, 34-57 the segment, 10-33 the bucket.
 func spread(h BlockHash) uint64 {
 	x := uint64(h) * 0x9E3779B97F4A7C15
 	return x ^ x>>32
+}
+
+func partOf(x uint64) uint64 { return x >> (64 - partBits) }
+
+func (d *directory) index(x uint64) uint64 { return x << partBits >> (64 - d.bits) }
+
+func bucketOf(x uint64, buckets uint32) uint32 {
+	return uint32(x >> 10 & 0xffffff * uint64(buckets) >> 24)
+}
+
+// tagOf is the tag of a mixed hash in its home bucket.
+func tagOf(x uint64, depth uint) uint64 {
+	return x<<(partBits+depth&^(tagStep-1))>>(64-tagBits) | tagUsed
+}
+
+// otherBucket is where an entry may lie besides bucket at; it leads back, too.
+func otherBucket(tag uint64, at, buckets uint32) uint32 {
+	c := uint32(tag&tagHash*0x9E37&0xffff*uint64(buckets)>>16) + buckets - at
+	if c >= buckets {
+		c -= buckets
+	}
+	return c
 }
 
 func segmentOf(s uint64) (addr, buckets uint32, depth uint) {
@@ -65,60 +108,48 @@ func segmentWord(addr, buckets uint32, depth uint) uint64 {
 	return uint64(addr) | uint64(buckets)<<32 | uint64(depth)<<48
 }
 
-func (d *directory) index(x uint64) uint64 { return x << partBits >> (64 - d.bits) }
-
-func bucketOf(x uint64, buckets uint32) uint32 {
-	return uint32(x >> 10 & 0xffffff * uint64(buckets) >> 24)
-}
-
-// tagOf is the tag of a mixed hash, 1 to 255.
-func tagOf(x uint64) uint64 { return max(x&0xff, 1) }
-
-const (
-	lowBits  = 0x0101010101010101
-	highBits = 0x8080808080808080
-)
-
-// zeros marks the high bits of bytes that are 0. A byte of 1 above a zero one may
-// be marked too; whoever asks compares what it finds.
+// zeros marks the high bits of 16-bit fields that are 0. A field of 1 above a zero
+// one may be marked too: the lowest mark is right, and whoever looks at the
+// others compares hashes.
 func zeros(w uint64) uint64 { return (w - lowBits) &^ w & highBits }
 
-// tags are the places of a bucket whose tag may be t, one bit per place, in bits 7, 15, ...
-func overflow(w1 uint64) uint64 { return w1 >> 32 & 0xff }
+func tagAt(b *[8]uint64, i int) uint64 { return b[i/4] >> (16 * (i & 3)) & 0xffff }
+
+func passed(b *[8]uint64) uint64 { return atomic.LoadUint64(&b[2]) >> 32 & 0xffff }
 
 func address(b *[8]uint64, i int) uint32 {
-	return uint32(atomic.LoadUint64(&b[2+i/2]) >> (32 * (i & 1)))
+	return uint32(atomic.LoadUint64(&b[3+i/2]) >> (32 * (i & 1)))
 }
 
 // find is the address of a hash, or 0.
 func (v *view) find(h BlockHash) uint32 {
 	x := spread(h)
-	d := v.x.table.parts[x>>(64-partBits)].dir.Load()
+	d := v.x.table.parts[partOf(x)].dir.Load()
 	if d == nil {
 		return 0
 	}
-	addr, n, _ := segmentOf(atomic.LoadUint64(&d.segs[d.index(x)]))
-	at, tag := bucketOf(x, n), tagOf(x)*lowBits
-	for range probes {
-		b := v.line(addr + at*lineWords)
-		w0, w1 := atomic.LoadUint64(&b[0]), atomic.LoadUint64(&b[1])
-		for m := zeros(w0 ^ tag); m != 0; m &= m - 1 {
-			a := address(b, bits.TrailingZeros64(m)/8)
-			if a != 0 && *v.word(a) == uint64(h) {
+	addr, n, depth := segmentOf(atomic.LoadUint64(&d.segs[d.index(x)]))
+	at, tag := bucketOf(x, n), tagOf(x, depth)
+	b := v.line(addr + at*lineWords)
+	if a := v.findIn(b, tag, h); a != 0 || passed(b) == 0 {
+		return a
+	}
+	b = v.line(addr + otherBucket(tag, at, n)*lineWords)
+	return v.findIn(b, tag|tagOther, h)
+}
+
+func (v *view) findIn(b *[8]uint64, tag uint64, h BlockHash) uint32 {
+	tags := tag * lowBits
+	for i := range 3 {
+		m := zeros(atomic.LoadUint64(&b[i]) ^ tags)
+		if i == 2 {
+			m &= 0xffffffff
+		}
+		for ; m != 0; m &= m - 1 {
+			a := address(b, 4*i+bits.TrailingZeros64(m)/16)
+			if a != 0 && *v.word(a &^ startFlag) == uint64(h) {
 				return a
 			}
-		}
-		for m := zeros(w1^tag) & 0x80808080; m != 0; m &= m - 1 {
-			a := address(b, 8+bits.TrailingZeros64(m)/8)
-			if a != 0 && *v.word(a) == uint64(h) {
-				return a
-			}
-		}
-		if overflow(w1) == 0 {
-			return 0
-		}
-		if at++; at == n {
-			at = 0
 		}
 	}
 	return 0
@@ -129,7 +160,7 @@ func (v *view) find(h BlockHash) uint32 {
 func (v *view) touch(hashes []BlockHash) (sum uint64) {
 	for _, h := range hashes {
 		x := spread(h)
-		d := v.x.table.parts[x>>(64-partBits)].dir.Load()
+		d := v.x.table.parts[partOf(x)].dir.Load()
 		if d == nil {
 			continue
 		}
@@ -143,7 +174,7 @@ func (v *view) touch(hashes []BlockHash) (sum uint64) {
 // memory for it.
 func (x *Index) insert(h BlockHash, addr uint32) bool {
 	m := spread(h)
-	p := &x.table.parts[m>>(64-partBits)]
+	p := &x.table.parts[partOf(m)]
 	d := p.dir.Load()
 	if d == nil {
 		seg := x.newSegment(firstBuckets)
@@ -153,8 +184,8 @@ func (x *Index) insert(h BlockHash, addr uint32) bool {
 		d = &directory{segs: []uint64{segmentWord(seg, firstBuckets, 0)}}
 		p.dir.Store(d)
 	}
-	for !x.place(d.segs[d.index(m)], m, addr) {
-		if !x.growSegment(p, d.index(m)) {
+	for !x.put(d.segs[d.index(m)], m, addr) {
+		if !x.growSegment(p, m) {
 			return false
 		}
 		d = p.dir.Load()
@@ -162,74 +193,97 @@ func (x *Index) insert(h BlockHash, addr uint32) bool {
 	return true
 }
 
-// place puts an entry into a segment if one of its buckets has room.
-func (x *Index) place(seg, m uint64, addr uint32) bool {
-	base, n, _ := segmentOf(seg)
-	home := bucketOf(m, n)
-	at := home
-	for range min(probes, n) {
-		b := x.arena.mem.line(base + at*lineWords)
-		if i := freeSlot(b); i < slots {
-			w, half := &b[2+i/2], 32*(i&1)
-			atomic.StoreUint64(w, *w&^(0xffffffff<<half)|uint64(addr)<<half)
-			t := &b[i/8]
-			atomic.StoreUint64(t, *t|tagOf(m)<<(8*(i&7)))
-			for j := home; j != at; j = (j + 1) % n {
-				x.passBy(base+j*lineWords, 1)
-			}
+// put puts an entry into a segment if one of its two buckets has room, or gets it.
+func (x *Index) put(seg, m uint64, addr uint32) bool {
+	base, n, depth := segmentOf(seg)
+	at, tag := bucketOf(m, n), tagOf(m, depth)
+	home := x.arena.mem.line(base + at*lineWords)
+	if i := freeSlot(home); i < slots {
+		setEntry(home, i, tag, addr)
+		return true
+	}
+	if x.putOther(base, n, at, home, tag, addr) {
+		return true
+	}
+	for i := range slots { // one of the others may go
+		t := tagAt(home, i)
+		if t&tagOther == 0 && x.putOther(base, n, at, home, t, address(home, i)) {
+			setTag(home, i, 0)
+			setEntry(home, i, tag, addr)
 			return true
-		}
-		if at++; at == n {
-			at = 0
 		}
 	}
 	return false
 }
 
+// putOther puts an entry of bucket home into its other bucket if there is room.
+func (x *Index) putOther(base, n, at uint32, home *[8]uint64, tag uint64, addr uint32) bool {
+	o := otherBucket(tag, at, n)
+	b := x.arena.mem.line(base + o*lineWords)
+	i := freeSlot(b)
+	if o == at || i == slots {
+		return false
+	}
+	x.passBy(home, 1)
+	setEntry(b, i, tag|tagOther, addr)
+	return true
+}
+
+// passBy counts entries that are in their other bucket. A bucket has few; a count
+// that came to the end of its bits would stay.
+func (x *Index) passBy(home *[8]uint64, by int) {
+	if n := int(passed(home)); n < 0xffff {
+		atomic.StoreUint64(&home[2], home[2]&^(0xffff<<32)|uint64(n+by)<<32)
+	}
+}
+
 // freeSlot is the first place without a tag, slots if there is none.
 func freeSlot(b *[8]uint64) int {
-	if m := zeros(b[0]); m != 0 {
-		return bits.TrailingZeros64(m) / 8
-	}
-	if m := zeros(b[1]) & 0x80808080; m != 0 {
-		return 8 + bits.TrailingZeros64(m)/8
+	for i := range 3 {
+		m := zeros(b[i])
+		if i == 2 {
+			m &= 0xffffffff
+		}
+		if m != 0 {
+			return 4*i + bits.TrailingZeros64(m)/16
+		}
 	}
 	return slots
 }
 
-// passBy counts an entry that found a bucket full. A count that reaches 255
-// stays: it only makes readers look further.
-func (x *Index) passBy(bucket uint32, by int) {
-	w := &x.arena.mem.line(bucket)[1]
-	if n := int(overflow(*w)); n < 255 {
-		atomic.StoreUint64(w, *w&^(0xff<<32)|uint64(n+by)<<32)
-	}
+func setEntry(b *[8]uint64, i int, tag uint64, addr uint32) {
+	setHalf(&b[3+i/2], uint32(i), addr)
+	setTag(b, i, tag)
+}
+
+func setTag(b *[8]uint64, i int, tag uint64) {
+	shift := 16 * (i & 3)
+	atomic.StoreUint64(&b[i/4], b[i/4]&^(0xffff<<shift)|tag<<shift)
 }
 
 // erase takes out the entry of a hash at an address.
 func (x *Index) erase(h BlockHash, addr uint32) {
 	m := spread(h)
-	d := x.table.parts[m>>(64-partBits)].dir.Load()
-	base, n, _ := segmentOf(d.segs[d.index(m)])
-	home := bucketOf(m, n)
-	at := home
-	for range probes {
-		b := x.arena.mem.line(base + at*lineWords)
-		for i := range slots {
-			t := &b[i/8]
-			if *t>>(8*(i&7))&0xff != tagOf(m) || address(b, i) != addr {
-				continue
-			}
-			atomic.StoreUint64(t, *t&^(0xff<<(8*(i&7))))
-			for j := home; j != at; j = (j + 1) % n {
-				x.passBy(base+j*lineWords, -1)
-			}
-			return
-		}
-		if at++; at == n {
-			at = 0
+	d := x.table.parts[partOf(m)].dir.Load()
+	base, n, depth := segmentOf(d.segs[d.index(m)])
+	at, tag := bucketOf(m, n), tagOf(m, depth)
+	home := x.arena.mem.line(base + at*lineWords)
+	if eraseIn(home, tag, addr) {
+		return
+	}
+	if eraseIn(x.arena.mem.line(base+otherBucket(tag, at, n)*lineWords), tag|tagOther, addr) {
+		x.passBy(home, -1)
+	}
+}
+
+func eraseIn(b *[8]uint64, tag uint64, addr uint32) bool {
+	for i := range slots {
+		if tagAt(b, i) == tag && address(b, i) == addr {
+			setTag(b, i, 0)
+			return true
 		}
 	}
+	return false
 }
 
 // newSegment is the address of an empty segment, 0 without memory.
@@ -241,65 +295,58 @@ func (x *Index) newSegment(buckets uint32) uint32 {
 	return addr
 }
 
-// growSegment makes room around the i-th segment of a part.
-func (x *Index) growSegment(p *part, i uint64) bool {
+// growSegment makes room where a mixed hash belongs.
+func (x *Index) growSegment(p *part, m uint64) bool {
 	d := p.dir.Load()
-	old := d.segs[i]
-	addr, n, depth := segmentOf(old)
-	list := x.entries(addr, n)
-	if n < maxBuckets {
-		for size := n; size < maxBuckets; {
-			size = min(size*2, maxBuckets)
-			seg := x.newSegment(size)
+	i := d.index(m)
+	addr, n, depth := segmentOf(d.segs[i])
+	if full := fullSize(partOf(m)); n < full {
+		for n < full {
+			n = min(n*2, full)
+			if n == smallBuckets {
+				n = full
+			}
+			seg := x.newSegment(n)
 			if seg == 0 {
 				return false
 			}
-			if x.refill(list, func(uint64) uint64 { return segmentWord(seg, size, depth) }) {
-				d.set(i, depth, segmentWord(seg, size, depth), segmentWord(seg, size, depth))
-				x.retire(addr, n*lineWords)
+			if to := segmentWord(seg, n, depth); x.refill(d.segs[i], to, to) {
+				x.retireSegment(d.segs[i])
+				d.set(i, depth, to, to)
 				return true
 			}
-			x.arena.freeNow(seg, size*lineWords)
+			x.arena.freeNow(seg, n*lineWords)
 		}
+		return false
 	}
-	for _, size := range []uint32{splitBuckets, maxBuckets} {
-		if done, ok := x.splitSegment(p, i, size, list); done || !ok {
-			return done
-		}
+	low, high := x.newSegment(n), x.newSegment(n)
+	to := [2]uint64{segmentWord(low, n, depth+1), segmentWord(high, n, depth+1)}
+	done := low != 0 && high != 0 && depth < maxDepth
+	if done && (depth+1)%tagStep == 0 {
+		done = x.refill(d.segs[i], to[0], to[1])
+	} else if done {
+		x.split(addr, n, depth, low, high)
 	}
-	return false
-}
-
-// splitSegment replaces the i-th segment by two of the next hash bit. ok is
-// false without memory; done is false if the new ones are too small.
-func (x *Index) splitSegment(p *part, i uint64, size uint32, list []entry) (done, ok bool) {
-	d := p.dir.Load()
-	addr, n, depth := segmentOf(d.segs[i])
-	low, high := x.newSegment(size), x.newSegment(size)
-	give := func() {
+	if !done {
 		for _, s := range []uint32{low, high} {
 			if s != 0 {
-				x.arena.freeNow(s, size*lineWords)
+				x.arena.freeNow(s, n*lineWords)
 			}
 		}
+		return false
 	}
-	if low == 0 || high == 0 || partBits+depth >= 34 {
-		give()
-		return false, false
-	}
-	to := [2]uint64{segmentWord(low, size, depth+1), segmentWord(high, size, depth+1)}
-	if !x.refill(list, func(m uint64) uint64 { return to[m<<partBits>>(63-depth)&1] }) {
-		give()
-		return false, true
-	}
+	x.retireSegment(d.segs[i])
 	if depth == d.bits {
-		i *= 2
 		d = d.double()
 		p.dir.Store(d)
 	}
-	d.set(i, depth, to[0], to[1])
+	d.set(d.index(m), depth, to[0], to[1])
+	return true
+}
+
+func (x *Index) retireSegment(s uint64) {
+	addr, n, _ := segmentOf(s)
 	x.retire(addr, n*lineWords)
-	return true, true
 }
 
 func (d *directory) double() *directory {
@@ -324,6 +371,30 @@ func (d *directory) set(i uint64, depth uint, low, high uint64) {
 	}
 }
 
+// split copies a segment's entries into two of the same size that no reader knows
+// yet, by the next bit of the hash, which is in the tag.
+func (x *Index) split(addr, n uint32, depth uint, low, high uint32) {
+	bit := tagBits - 1 - depth%tagStep
+	to := [2]uint32{low, high}
+	for at := range n {
+		from := x.arena.mem.line(addr + at*lineWords)
+		half := [2]*[8]uint64{x.arena.mem.line(low + at*lineWords), x.arena.mem.line(high + at*lineWords)}
+		for i := range slots {
+			t := tagAt(from, i)
+			if t == 0 {
+				continue
+			}
+			side := t >> bit & 1
+			b := half[side]
+			b[i/4] |= t << (16 * (i & 3))
+			b[3+i/2] |= from[3+i/2] & (0xffffffff << (32 * (i & 1)))
+			if t&tagOther != 0 {
+				x.arena.mem.line(to[side] + otherBucket(t, at, n)*lineWords)[2] += 1 << 32
+			}
+		}
+	}
+}
+
 // entry is one of a segment, with its mixed hash.
 type entry struct {
 	mixed uint64
@@ -337,13 +408,13 @@ func (x *Index) entries(addr, n uint32) []entry {
 	for at := range n {
 		b := x.arena.mem.line(addr + at*lineWords)
 		for i := range slots {
-			if b[i/8]>>(8*(i&7))&0xff != 0 {
+			if tagAt(b, i) != 0 {
 				list = append(list, entry{addr: address(b, i)})
 			}
 		}
 	}
 	for i := range list {
-		list[i].mixed = uint64(*x.arena.mem.word(list[i].addr))
+		list[i].mixed = *x.arena.mem.word(list[i].addr &^ startFlag)
 	}
 	for i := range list {
 		list[i].mixed = spread(BlockHash(list[i].mixed))
@@ -352,27 +423,14 @@ func (x *Index) entries(addr, n uint32) []entry {
 	return list
 }
 
-// refill puts entries where to says, into segments that no reader knows yet. It
-// reports false if one finds no place.
-func (x *Index) refill(list []entry, to func(m uint64) uint64) bool {
-	for _, e := range list {
-		base, n, _ := segmentOf(to(e.mixed))
-		home := bucketOf(e.mixed, n)
-		at := home
-		for tries := uint32(0); ; tries++ {
-			if tries == min(probes, n) {
-				return false
-			}
-			b := x.arena.mem.line(base + at*lineWords)
-			if i := freeSlot(b); i < slots {
-				b[2+i/2] |= uint64(e.addr) << (32 * (i & 1))
-				b[i/8] |= tagOf(e.mixed) << (8 * (i & 7))
-				break
-			}
-			b[1] += 1 << 32 // never 256 of them: a new segment is not that full
-			if at++; at == n {
-				at = 0
-			}
+// refill puts a segment's entries into one or two that no reader knows yet, by
+// their hashes. It reports false if one finds no place.
+func (x *Index) refill(from, low, high uint64) bool {
+	addr, n, depth := segmentOf(from)
+	to := [2]uint64{low, high}
+	for _, e := range x.entries(addr, n) {
+		if !x.put(to[e.mixed<<(partBits+depth)>>63], e.mixed, e.addr) {
+			return false
 		}
 	}
 	return true
