@@ -445,15 +445,14 @@ func (p *publisher) landed(err error) error {
 		p.loadAt = time.Time{}
 	}
 	p.helloAt = time.Time{}
+	p.resync()
 	var gap *kvindex.GapError
 	switch {
 	case errors.Is(err, kvindex.ErrFenced):
 		return fmt.Errorf("write as worker %q: %w", p.worker, err)
 	case errors.As(err, &gap):
-		p.resync()
 		p.metrics.LogErrors.WithLabelValues("gap").Inc()
 	default:
-		p.keep(f.records)
 		p.metrics.LogErrors.WithLabelValues("away").Inc()
 		p.metrics.LogUp.Set(0)
 		p.tell(err)
@@ -461,19 +460,6 @@ func (p *publisher) landed(err error) error {
 	p.retry = min(max(2*p.retry, retryFirst), retryMost)
 	p.retryAt = time.Now().Add(p.retry)
 	return nil
-}
-
-// keep puts the numbered records of an Append that may have failed before those
-// that wait: a log that has some of them takes them for repeats.
-func (p *publisher) keep(records []kvindex.Record) {
-	if p.dirty {
-		return
-	}
-	numbered := slices.DeleteFunc(records, func(r kvindex.Record) bool { return !r.Kind.Sequenced() })
-	for i := range numbered {
-		p.pendingHashes += weight(&numbered[i])
-	}
-	p.pending = append(numbered, p.pending...)
 }
 
 // tell passes on a change of whether the log can be reached.

@@ -157,6 +157,38 @@ func TestFenced(t *testing.T) {
 	})
 }
 
+// TestLearnedBeforeTheEngine: a request that comes before the agent knows anything
+// of its engine, under a name that another writer had before, teaches all the same.
+func TestLearnedBeforeTheEngine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := memlog.New(memlog.Options{})
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		c := &recording{began: time.Now()}
+		go l.Tail(ctx, c.apply)
+		old := startWriter(t.Context(), l, 1)
+		old.put(t.Context(), update{epoch: 7, records: []kvindex.Record{stored(0, 1, 2)}})
+		synctest.Wait() // and it is killed: nobody says bye
+		next := startWriter(t.Context(), l, 2)
+		next.put(t.Context(), update{records: []kvindex.Record{next.learnedRecord(&kvindex.Learned{
+			Seed: 1, Chunks: []kvindex.ChunkHash{5}, Bytes: 64, Tokens: 16, BlockSize: 16, Blocks: []kvindex.BlockHash{9},
+		})}})
+		sleep(2 * heartbeatEvery)
+		next.put(t.Context(), update{epoch: 8})
+		sleep(heartbeatEvery)
+		synctest.Wait()
+		if n := c.count(kvindex.KindLearned); n != 1 {
+			t.Errorf("%d lessons in the log, want 1", n)
+		}
+		next.stop()
+		if err := <-next.ended; err != nil {
+			t.Error(err)
+		}
+		old.stop()
+		<-old.ended // fenced or not, as it happens
+	})
+}
+
 // TestLogFaults: whatever happens to the log in between, its readers end with
 // what the worker holds. Random histories against a set; the seed is printed.
 func TestLogFaults(t *testing.T) {
