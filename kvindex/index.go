@@ -31,9 +31,8 @@ type Match struct {
 // there until the last copy goes. vLLM does this (every physical block that is
 // filled is announced, also if an equal one exists, and every eviction is), so
 // the count is the engine's truth; a writer that announces every block once has
-// counts of 1. The engine's KV-cache groups are not told apart: a block counts
-// as held while any group holds it. Agents write only groups that keep the
-// whole prefix.
+// counts of 1. Where a worker's Hello names several KV-cache groups, a prefix
+// counts as far as all of them have what they need of it (hybrid.go).
 //
 // Which records are accepted is said at [Cursor]. At a gap the owner's blocks
 // are dropped at once, so nothing is counted that may be gone.
@@ -50,6 +49,7 @@ type Index struct {
 	heads   heads
 	table   table
 	seats   seats
+	groups  groupIndex
 	// round counts passes over an index that is short of memory; queries note it in
 	// the runs that they meet.
 	round atomic.Uint64
@@ -124,8 +124,8 @@ func NewIndexSized(maxBytes int) *Index {
 // lost before this one (the owner's blocks are dropped and further records
 // refused until a Cleared), [ErrFenced] for a stale writer, [ErrMalformed] for
 // nonsense. Stored, Removed and Cleared change what the owner holds; Learned
-// only counts in the sequence; Bye drops the worker; Hello, Load and Booking do
-// nothing here.
+// only counts in the sequence; Bye drops the worker; Hello says which groups it
+// has; Load and Booking do nothing here.
 func (x *Index) Apply(r *Record) error {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -153,6 +153,9 @@ func (x *Index) apply(r *Record) error {
 	if err := r.check(); err != nil {
 		return err
 	}
+	if r.Kind == KindHello {
+		x.groups.hello(r)
+	}
 	if !r.Kind.Sequenced() || r.Seq == 0 && r.Kind == KindLearned {
 		return nil
 	}
@@ -167,6 +170,9 @@ func (x *Index) apply(r *Record) error {
 	}
 	if step == StepReset {
 		x.empty(o)
+	}
+	if x.groupRecord(r) {
+		return nil
 	}
 	switch r.Kind {
 	case KindStored:
@@ -330,6 +336,7 @@ func (x *Index) drop(w WorkerID) {
 			x.leave(o)
 		}
 	}
+	x.groups.drop(w)
 }
 
 // Stats counts what the index holds and has met. It first finishes what
@@ -343,7 +350,7 @@ func (x *Index) Stats() IndexStats {
 	s.Owners = len(x.owners)
 	s.Blocks, s.Memberships = x.blocks, x.memberships
 	s.Runs, s.Idle = x.runs, x.idle
-	s.Bytes = x.bytes()
+	s.Bytes = x.bytes() + x.groups.bytes()
 	return s
 }
 
@@ -368,8 +375,13 @@ func (x *Index) Blocks(o Owner) []BlockHash {
 			}
 		}
 	}
+	for s := range x.groups.sets(o) {
+		for h := range s.all() {
+			list = append(list, h)
+		}
+	}
 	slices.Sort(list)
-	return list
+	return slices.Compact(list)
 }
 
 // Owners lists all owners, by worker, rank and tier.

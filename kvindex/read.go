@@ -33,6 +33,12 @@ type query struct {
 // It takes no lock, waits for nobody, and allocates nothing if dst has room. A
 // record that is applied meanwhile may count or not, or count in part.
 func (x *Index) Overlap(chain []BlockHash, dst []Match) []Match {
+	base := len(dst)
+	return x.groups.trim(chain, x.prefixes(chain, dst), base)
+}
+
+// prefixes is Overlap by group 0 alone.
+func (x *Index) prefixes(chain []BlockHash, dst []Match) []Match {
 	if len(chain) == 0 {
 		return dst
 	}

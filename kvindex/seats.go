@@ -141,6 +141,7 @@ func (x *Index) owner(o Owner) *owner {
 
 // empty takes everything from an owner, in constant time.
 func (x *Index) empty(o *owner) {
+	x.groups.empty(o.Owner)
 	if o.held > 0 {
 		old := o.slot
 		o.slot = x.seats.take(o.Owner)
@@ -158,6 +159,7 @@ func (x *Index) bury(slot uint32) {
 
 // leave removes an owner.
 func (x *Index) leave(o *owner) {
+	x.groups.empty(o.Owner)
 	x.memberships -= o.held
 	x.bury(o.slot)
 	delete(x.owners, o.Owner)
