@@ -252,6 +252,14 @@ func (f *benchFlags) addRest(ctx context.Context, progress io.Writer, file *benc
 		if err := sim.PrintRobustness(progress, list); err != nil {
 			return err
 		}
+		splits, err := plan.Split(ctx, study, t)
+		if err != nil {
+			return err
+		}
+		sim.AddSplits(file, splits)
+		if err := sim.PrintSplits(progress, splits); err != nil {
+			return err
+		}
 	}
 	checks, err := sim.CheckGolden(ctx, f.data)
 	if err != nil {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/kvlane/kvlane/internal/timing"
 	"github.com/kvlane/kvlane/kvindex"
 	"github.com/kvlane/kvlane/test/sim/policies"
 	core "github.com/kvlane/kvlane/workers/engine/sim"
@@ -18,6 +19,10 @@ type call struct {
 	worker  int // -1: on none
 	// uncached is what its worker's agent counts as queued for it.
 	uncached int
+	// prefiller does the prefill in place of the worker, if not nil; handed says that
+	// it has.
+	prefiller *engine
+	handed    bool
 
 	refused bool
 	started bool // it has its first token
@@ -50,6 +55,9 @@ type engine struct {
 	armed   time.Duration
 	armedOK bool
 
+	// expected are requests that are here and whose prefill is elsewhere.
+	expected int
+
 	epoch uint64
 	seq   uint64 // of the sequenced records
 	// load is the agent's report in the making; changed says that something
@@ -78,7 +86,8 @@ func (f *Fleet) newEngine(i int) (*engine, error) {
 	c, err := core.New(core.Config{
 		BlockSize: cfg.Trace.BlockSize, Blocks: cfg.Blocks, MaxBatchedTokens: cfg.ChunkTokens, MaxSeqs: cfg.MaxSeqs,
 		MaxModelLen: cfg.Blocks * cfg.Trace.BlockSize, PrefixCaching: true,
-		Timing: t.Model, StepMs: t.StepMs, EarlyEvents: cfg.DynamoEngine, EmptyFirst: cfg.DynamoEngine,
+		Timing: t.Model, StepMs: t.StepMs, Transfer: timing.Known().Transfer, KVBytesPerToken: t.KVBytesPerToken,
+		EarlyEvents: cfg.DynamoEngine, EmptyFirst: cfg.DynamoEngine,
 		Next: func(uint64) (uint32, bool) { return 0, false },
 	})
 	if err != nil {
@@ -91,30 +100,63 @@ func (f *Fleet) newEngine(i int) (*engine, error) {
 	}, nil
 }
 
-// submit takes over a request that was routed here.
-func (e *engine) submit(c *call) error {
-	now := e.fleet.now
+// accept takes over a request that was routed here: the engine's, or until the
+// prefill leg is done only the agent's.
+func (e *engine) accept(c *call) error {
+	c.worker = e.index
+	e.calls[c.ID] = c
+	e.load.Waiting++
+	e.load.Accepted = append(e.load.Accepted, c.ID)
+	e.changed = true
+	defer e.report()
+	if c.prefiller == nil {
+		return e.submit(c, core.Request{MaxTokens: c.osl - c.tokens})
+	}
+	e.expected++
+	p := c.prefiller
+	p.calls[c.ID] = c
+	p.load.Waiting++
+	p.load.Accepted = append(p.load.Accepted, c.ID)
+	p.changed = true
+	defer p.report()
+	return p.submit(c, core.Request{MaxTokens: 1, HoldKV: true})
+}
+
+// submit gives a request, or one leg of it, to the engine.
+func (e *engine) submit(c *call, r core.Request) error {
 	content := make([]core.BlockID, len(c.Blocks))
 	for i, b := range c.Blocks {
 		content[i] = core.BlockID(b)
 	}
+	r.ID, r.Tag, r.Content, r.PromptTokens, r.IgnoreEOS = c.ID, c.Index, content, c.ISL, true
 	before := e.core.Stats().QueuedTokens
-	err := e.core.Submit(now, core.Request{
-		ID: c.ID, Tag: c.Index, Content: content, PromptTokens: c.ISL, MaxTokens: c.osl - c.tokens, IgnoreEOS: true,
-	})
-	if err != nil {
+	if err := e.core.Submit(e.fleet.now, r); err != nil {
 		return fmt.Errorf("worker %d: %w", e.index, err)
 	}
-	c.worker = e.index
 	c.uncached = e.core.Stats().QueuedTokens - before
-	e.calls[c.ID] = c
-	e.load.Waiting++
 	e.load.QueuedTokens += uint64(c.uncached)
-	e.load.Accepted = append(e.load.Accepted, c.ID)
-	e.changed = true
 	e.arm()
-	e.report()
 	return nil
+}
+
+// handOver ends the prefill leg of a request and starts the other, which pulls
+// the KV.
+func (e *engine) handOver(c *call, t *core.Token, now time.Duration) {
+	delete(e.calls, c.ID)
+	e.load.Waiting--
+	e.load.QueuedTokens -= uint64(c.uncached)
+	e.load.Done = append(e.load.Done, kvindex.Sample{
+		Booking: c.ID, PromptTokens: int32(c.ISL), CachedTokens: int32(t.CachedTokens), OutputTokens: 1,
+		FirstTokenMs: ms(now - c.arrived), TotalMs: ms(now - c.arrived),
+	})
+	e.changed = true
+	e.minute(now).uncached += c.ISL - t.CachedTokens
+	c.handed, c.cached = true, t.CachedTokens
+	d := e.fleet.engines[c.worker]
+	d.expected--
+	if err := d.submit(c, core.Request{MaxTokens: c.osl, RemoteTokens: c.ISL}); err != nil {
+		e.fleet.failed = err
+	}
 }
 
 // arm asks the agenda for a call when the core has something to do.
@@ -165,6 +207,10 @@ func (e *engine) minute(now time.Duration) *minute {
 
 func (e *engine) token(t *core.Token, now time.Duration) {
 	c := e.fleet.calls[t.Tag]
+	if c.prefiller == e && !c.handed {
+		e.handOver(c, t, now)
+		return
+	}
 	if c.started {
 		c.gap = max(c.gap, now-c.last)
 	}
@@ -188,9 +234,17 @@ func (e *engine) first(c *call, t *core.Token, now time.Duration) {
 		Booking: c.ID, PromptTokens: int32(c.ISL), CachedTokens: int32(t.CachedTokens), FirstTokenMs: ms(now - c.arrived),
 	})
 	e.changed = true
-	e.minute(now).uncached += c.ISL - t.CachedTokens
+	if c.handed {
+		c.prefiller.core.Release(now, c.ID)
+		c.prefiller.arm()
+	} else {
+		e.minute(now).uncached += c.ISL - t.CachedTokens
+	}
 	if !c.started {
-		c.started, c.first, c.cached = true, now, t.CachedTokens
+		c.started, c.first = true, now
+		if !c.handed {
+			c.cached = t.CachedTokens
+		}
 	}
 	e.fleet.tell(c, func(p policies.Policy) { p.First(&c.Request, e.index, e.fleet.now) })
 }
@@ -300,10 +354,17 @@ func (e *engine) report() {
 
 // hello introduces the worker.
 func (e *engine) hello() kvindex.Record {
+	role := kvindex.RoleAggregated
+	switch n := e.fleet.cfg.Prefillers; {
+	case e.index < n:
+		role = kvindex.RolePrefill
+	case n > 0:
+		role = kvindex.RoleDecode
+	}
 	return kvindex.Record{
 		Owner: e.owner, Epoch: e.epoch, Term: 1, Kind: kvindex.KindHello,
 		Hello: &kvindex.Hello{
-			Address: fmt.Sprintf("10.%d.%d.1:8000", e.index/256, e.index%256), Ready: true, Model: model, Served: []string{model},
+			Role: role, Address: fmt.Sprintf("10.%d.%d.1:8000", e.index/256, e.index%256), Ready: true, Model: model, Served: []string{model},
 			BlockSize: uint32(e.fleet.cfg.Trace.BlockSize), KVBlocks: uint32(e.fleet.cfg.Blocks),
 			Deployment: e.fleet.cfg.timingOf(e.index).Name, LeaseMs: 1 << 31, // it says Bye when it goes
 		},

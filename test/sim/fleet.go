@@ -25,6 +25,9 @@ type Config struct {
 	// ChunkTokens and MaxSeqs bound an engine's step (vLLM: 8,192 and 256).
 	ChunkTokens, MaxSeqs int
 	Timing               Timing
+	// Prefillers is how many of the workers, the first ones, only prefill for the
+	// others.
+	Prefillers int
 	// Hardware, if set, is the timing of each worker; Timing still prices the SLO.
 	Hardware func(worker int) Timing
 	// DynamoEngine turns on what Dynamo's simulated engine does differently from vLLM:
@@ -67,8 +70,8 @@ const detectAfter = time.Second
 
 // Setup is what a router knows of its fleet.
 type Setup struct {
-	Workers, Blocks, BlockSize, ChunkTokens int
-	Timing                                  Timing
+	Workers, Prefillers, Blocks, BlockSize, ChunkTokens int
+	Timing                                              Timing
 	// Hardware is every worker's timing.
 	Hardware []Timing
 	// Replica is the router's name among several; empty if it is alone.
@@ -99,8 +102,9 @@ func (c *Config) validate() error {
 		return errors.New("the trace is empty")
 	case !(c.Speed > 0):
 		return fmt.Errorf("speed %v: want more than 0", c.Speed)
-	case c.Workers < 1 || c.Replicas < 1:
-		return fmt.Errorf("%d workers, %d routers: want at least 1 of each", c.Workers, c.Replicas)
+	case c.Workers < 1 || c.Replicas < 1 || c.Prefillers >= c.Workers:
+		return fmt.Errorf("%d workers, %d of them for prefill, %d routers: want at least 1 worker that answers, and 1 router",
+			c.Workers, c.Prefillers, c.Replicas)
 	case c.Policy == nil || c.Timing.Name == "":
 		return errors.New("no policy or no timing")
 	}
@@ -123,6 +127,9 @@ type Fleet struct {
 type observer interface {
 	Apply(r *kvindex.Record, now time.Duration)
 }
+
+// pairing is a policy that may have another worker prefill; -1 for none.
+type pairing interface{ Prefiller() int }
 
 // sharer is a policy that announces bookings to its other replicas.
 type sharer interface {
@@ -205,6 +212,10 @@ func (f *Fleet) route(c *call) {
 		return
 	}
 	f.share(c.router)
+	c.prefiller = nil
+	if p, ok := c.router.policy.(pairing); ok && p.Prefiller() >= 0 {
+		c.prefiller = f.engines[p.Prefiller()]
+	}
 	e := f.engines[w]
 	if !e.up { // died, and the router does not know yet
 		c.lost++
@@ -213,7 +224,7 @@ func (f *Fleet) route(c *call) {
 		return
 	}
 	c.fairMs = f.queued() / float64(f.cfg.Workers)
-	if err := e.submit(c); err != nil {
+	if err := e.accept(c); err != nil {
 		f.failed = err
 	}
 }

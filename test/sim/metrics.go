@@ -54,6 +54,8 @@ type Result struct {
 	Busy        float64 `json:"busy"`
 	DurationMs  float64 `json:"duration_ms"`
 	Preemptions uint64  `json:"preemptions"`
+	// Transferred are tokens of KV that went from one worker to another.
+	Transferred uint64 `json:"transferred_tokens"`
 	// Unfair is the largest ratio of a wait to the fair wait: the pool's queued
 	// prefill at arrival divided by its workers, plus the request's own prefill, at
 	// least the SLO's TTFTMs.
@@ -152,7 +154,8 @@ func (f *Fleet) spreads(r *Result) {
 		for _, m := range e.minutes {
 			busy += m.busyMs
 		}
-		r.Preemptions += e.core.Stats().Preemptions
+		st := e.core.Stats()
+		r.Preemptions, r.Transferred = r.Preemptions+st.Preemptions, r.Transferred+st.TransferredTokens
 	}
 	if r.DurationMs > 0 {
 		r.Busy = busy / r.DurationMs / float64(len(f.engines))

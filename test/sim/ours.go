@@ -14,6 +14,7 @@ type ours struct {
 	pool      *picker.Pool
 	matches   []kvindex.Match
 	predicted float64
+	prefiller int
 	addresses map[kvindex.WorkerID]int
 }
 
@@ -32,7 +33,7 @@ func newOurs(s Setup, cfg picker.Config) *ours {
 		}
 		seen[t.Name] = true
 		table.Deployments = append(table.Deployments, timing.Deployment{
-			Name: t.Name, Prefill: t.Model.Prefill, Decode: t.Model.Decode, KVTokens: s.Blocks * s.BlockSize,
+			Name: t.Name, Prefill: t.Model.Prefill, Decode: t.Model.Decode, KVTokens: s.Blocks * s.BlockSize, KVBytesPerToken: t.KVBytesPerToken,
 		})
 	}
 	o.pool = picker.NewPool(cfg, table)
@@ -48,7 +49,10 @@ func (o *ours) Pick(r *policies.Request, _ policies.Fleet) int {
 	if !plan.OK() {
 		return -1
 	}
-	o.predicted = plan.TTFTMs
+	o.predicted, o.prefiller = plan.TTFTMs, -1
+	if plan.Prefill != nil {
+		o.prefiller = o.addresses[plan.Prefill.Worker]
+	}
 	return o.addresses[plan.Decode.Worker]
 }
 
@@ -57,6 +61,10 @@ func (o *ours) Predicted() float64 { return o.predicted }
 
 // Outbox is what the other replicas are to know.
 func (o *ours) Outbox() []kvindex.Record { return o.pool.Outbox(nil) }
+
+// Prefiller is the worker that prefills for the last pick; -1 if it is the picked
+// one itself.
+func (o *ours) Prefiller() int { return o.prefiller }
 
 // Apply follows the log.
 func (o *ours) Apply(r *kvindex.Record, now time.Duration) { o.pool.Apply(r, at(now)) }

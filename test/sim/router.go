@@ -42,7 +42,7 @@ func (f *Fleet) newRouter(i int) *router {
 		name = "router" + strconv.Itoa(i)
 	}
 	r.policy = cfg.Policy(Setup{
-		Workers: cfg.Workers, Blocks: cfg.Blocks, BlockSize: cfg.Trace.BlockSize, ChunkTokens: cfg.ChunkTokens,
+		Workers: cfg.Workers, Prefillers: cfg.Prefillers, Blocks: cfg.Blocks, BlockSize: cfg.Trace.BlockSize, ChunkTokens: cfg.ChunkTokens,
 		Timing: cfg.Timing, Hardware: hardware, Replica: name, SLO: cfg.SLO,
 		Rand: rand.New(rand.NewPCG(cfg.Seed, 100+uint64(i))),
 	})
@@ -126,7 +126,7 @@ func (r *router) Look(w int) *policies.Worker {
 	e := r.fleet.engines[w]
 	st := e.core.Stats()
 	r.sample = policies.Worker{
-		Running: st.Running, Waiting: st.Waiting, KVUsed: st.UsedBlocks, KVTotal: r.fleet.cfg.Blocks,
+		Running: st.Running, Waiting: st.Waiting + e.expected, KVUsed: st.UsedBlocks, KVTotal: r.fleet.cfg.Blocks,
 		QueuedTokens: st.QueuedTokens, ContextTokens: st.ContextTokens,
 	}
 	if at, ok := e.core.NextAt(); ok {

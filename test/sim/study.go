@@ -231,6 +231,24 @@ func (p *Plan) say(format string, args ...any) {
 
 // Robust plays the robustness axes at the moderate load of a trace's first case.
 func (p *Plan) Robust(ctx context.Context, s *Study, t Trace) ([]Robustness, error) {
+	base, err := p.moderate(s, t)
+	if err != nil {
+		return nil, err
+	}
+	return robust(ctx, base)
+}
+
+// Split plays the divisions into prefill and decode workers there.
+func (p *Plan) Split(ctx context.Context, s *Study, t Trace) ([]SplitCase, error) {
+	base, err := p.moderate(s, t)
+	if err != nil {
+		return nil, err
+	}
+	return split(ctx, base)
+}
+
+// moderate is the configuration of that load.
+func (p *Plan) moderate(s *Study, t Trace) (Config, error) {
 	for i := range s.Cases {
 		c := &s.Cases[i]
 		if c.Trace != t.Name {
@@ -241,14 +259,11 @@ func (p *Plan) Robust(ctx context.Context, s *Study, t Trace) ([]Robustness, err
 				continue
 			}
 			base, err := p.config(t, c.Blocks)
-			if err != nil {
-				return nil, err
-			}
 			base.Speed = c.Loads[j].Speed
-			return robust(ctx, base)
+			return base, err
 		}
 	}
-	return nil, fmt.Errorf("%s: no moderate load in the study", t.Name)
+	return Config{}, fmt.Errorf("%s: no moderate load in the study", t.Name)
 }
 
 // best is the policy beside ours and the oracle with the best value; better says

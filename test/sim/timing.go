@@ -12,6 +12,8 @@ type Timing struct {
 	// the picker's form, as near as that form comes.
 	Model  timing.Model
 	StepMs func(core.Step) float64
+	// KVBytesPerToken prices the transfer between workers.
+	KVBytesPerToken int
 }
 
 // Polynomial is the default timing of Dynamo's simulated engine for a cache of
@@ -47,7 +49,9 @@ func Polynomial(capacity int) Timing {
 }
 
 // Of is the timing of a deployment.
-func Of(d timing.Deployment) Timing { return Timing{Name: d.Name, Model: d.Timing()} }
+func Of(d timing.Deployment) Timing {
+	return Timing{Name: d.Name, Model: d.Timing(), KVBytesPerToken: d.KVBytesPerToken}
+}
 
 // Scaled is the timing with every step f times as long.
 func (t Timing) Scaled(f float64) Timing {
