@@ -1,5 +1,7 @@
 package kvindex
 
+import "slices"
+
 // Approx is a model of the cache of an engine that does not say what it holds. It
 // is told of requests as they begin, grow and end, and says which blocks the
 // engine ought to hold: the blocks of running requests, and of ended ones as long
@@ -146,8 +148,7 @@ func (a *Approx) End(name string) {
 	delete(a.leases, name)
 	a.used -= l.private
 	a.clock++
-	for i := len(l.blocks) - 1; i >= 0; i-- {
-		b := l.blocks[i]
+	for _, b := range slices.Backward(l.blocks) {
 		b.leases--
 		if b.leases == 0 {
 			b.idleSince = a.clock

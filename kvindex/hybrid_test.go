@@ -60,7 +60,7 @@ func TestHybridRandom(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	r := rand.New(rand.NewPCG(seed, 0))
-	for round := range 3000 {
+	for round := range 5000 {
 		h := &Hello{BlockSize: 4, Groups: []GroupSpec{{Kind: GroupFull}}}
 		h.Eagle = r.IntN(3) == 0
 		for range 1 + r.IntN(3) {
