@@ -69,10 +69,6 @@ type class struct {
 // menu is what equal workers offer.
 type menu struct{ served, adapters []string }
 
-func (m *menu) serves(model string) bool {
-	return slices.Contains(m.served, model) || slices.Contains(m.adapters, model)
-}
-
 // exclusion is why a candidate is out; of several reasons the greatest is named.
 // The prefill-only workers that nothing else rules out are the candidates for
 // the prefill leg.

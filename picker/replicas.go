@@ -24,6 +24,8 @@ const (
 	// maxShared is the most bookings of other replicas that are known, those that
 	// are over included: 30 s of 2,000 requests a second.
 	maxShared = 1 << 16
+	// maxTokens bounds what is believed of a leg's length.
+	maxTokens = 1 << 24
 )
 
 // announcement is a record that waits for Outbox.
@@ -178,16 +180,21 @@ func (p *Pool) hearLeg(b *booking, r *kvindex.Record, now time.Time) {
 	}
 	p.counts.heard++
 	l.seq, b.seq = news.Seq, max(b.seq, news.Seq)
-	b.isl = max(b.isl, int(news.Cached)+int(news.Uncached))
+	b.isl = max(b.isl, int(min(news.Cached, maxTokens))+int(min(news.Uncached, maxTokens)))
 	if !l.accepted {
 		p.putLeg(l, r, now)
 	}
 	if b.in == nil || b.in == &p.past || !b.settled() {
-		b.until = now.Add(min(time.Duration(news.LeaseMs)*time.Millisecond, p.config.ReplicaLease))
+		lease := p.config.ReplicaLease
+		if news.LeaseMs > 0 {
+			lease = min(lease, time.Duration(news.LeaseMs)*time.Millisecond)
+		}
+		b.until = now.Add(lease)
 		p.heard.push(b)
 	}
 }
 
+// putLeg puts it on the worker, unless that is not known or its engine is gone.
 func (p *Pool) putLeg(l *leg, r *kvindex.Record, now time.Time) {
 	w := p.worker(r.Owner.Worker, r.Owner.Rank)
 	if w != nil && r.Epoch < w.epoch {
@@ -198,7 +205,7 @@ func (p *Pool) putLeg(l *leg, r *kvindex.Record, now time.Time) {
 	}
 	l.lift(now)
 	if w != nil {
-		l.uncached, l.cached = int(r.Booking.Uncached), int(r.Booking.Cached)
+		l.uncached, l.cached = int(min(r.Booking.Uncached, maxTokens)), int(min(r.Booking.Cached, maxTokens))
 		l.place(w, now)
 	}
 }

@@ -51,7 +51,7 @@ func (s *replicaScript) run(t *testing.T, d *datadriven.TestData) string {
 	var out strings.Builder
 	for _, name := range on {
 		p := s.pools[name]
-		text := ""
+		var text string
 		switch d.Cmd {
 		case "send":
 			text = s.send(p)
