@@ -37,6 +37,9 @@ type Log interface {
 	// each later batch, in order, until ctx ends or the log fails. A tail that falls
 	// too far behind ends with an error; the caller starts anew.
 	Tail(ctx context.Context, apply func([]Record) error) error
+	// Members is Tail for those who only ask who is there: Hellos and Byes alone,
+	// for a small part of the traffic. A Hello may be repeated.
+	Members(ctx context.Context, apply func([]Record) error) error
 	// CheckpointDue reports whether the log asks the writer of a worker for a
 	// [Log.Checkpoint], so that it can forget the records before. It is cheap and
 	// does not block. A log that keeps the present state itself never asks.

@@ -186,6 +186,11 @@ func (l *faultyLog) Tail(ctx context.Context, apply func([]kvindex.Record) error
 	return inner.Tail(ctx, apply)
 }
 
+func (l *faultyLog) Members(ctx context.Context, apply func([]kvindex.Record) error) error {
+	inner, _ := l.now()
+	return inner.Members(ctx, apply)
+}
+
 // watch follows a log: into an index, and record by record.
 type watch struct {
 	t     *testing.T

@@ -76,18 +76,18 @@ func (s *prefillSet) apply(records []kvindex.Record) error {
 	return nil
 }
 
-// Run follows the log until ctx ends. A set with a fixed list has nothing to
+// Run follows who is in the log until ctx ends. A set with a fixed list has nothing to
 // follow.
 func (s *prefillSet) Run(ctx context.Context, l kvindex.Log, logger *slog.Logger) error {
 	if s.fixed != nil {
 		return nil
 	}
 	for {
-		err := l.Tail(ctx, s.apply)
+		err := l.Members(ctx, s.apply)
 		if ctx.Err() != nil {
 			return nil //nolint:nilerr // it ended because it was told to
 		}
-		logger.Debug("tail of the log ended", "err", err)
+		logger.Debug("the log no longer says who is there", "err", err)
 		timer := time.NewTimer(retryMost)
 		select {
 		case <-ctx.Done():

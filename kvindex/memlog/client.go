@@ -110,11 +110,27 @@ func (c *Client) Checkpoint(context.Context, []kvindex.Record) error { return ni
 
 // Tail implements [kvindex.Log].
 func (c *Client) Tail(ctx context.Context, apply func([]kvindex.Record) error) error {
+	return c.tail(ctx, &logpb.TailRequest{}, apply)
+}
+
+// Members implements [kvindex.Log]. A server of an earlier version sends
+// everything; then the rest is left out here.
+func (c *Client) Members(ctx context.Context, apply func([]kvindex.Record) error) error {
+	return c.tail(ctx, &logpb.TailRequest{Members: true}, func(records []kvindex.Record) error {
+		members := onlyMembers(records)
+		if len(members) == 0 && len(records) > 0 {
+			return nil
+		}
+		return apply(members)
+	})
+}
+
+func (c *Client) tail(ctx context.Context, req *logpb.TailRequest, apply func([]kvindex.Record) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	watch := time.AfterFunc(c.silence, func() { cancel(errSilent) })
 	defer watch.Stop()
-	stream, err := c.log.Tail(ctx, &logpb.TailRequest{})
+	stream, err := c.log.Tail(ctx, req)
 	if err != nil {
 		return tailError(ctx, err)
 	}

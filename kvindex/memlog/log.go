@@ -283,6 +283,16 @@ func (l *Log) names() []kvindex.WorkerID {
 	return names
 }
 
+// hellos appends the last Hello of each owner.
+func (w worker) hellos(dst []kvindex.Record) []kvindex.Record {
+	for _, o := range w {
+		if o.hello != nil {
+			dst = append(dst, *o.hello)
+		}
+	}
+	return dst
+}
+
 // snapshot appends Hello, Load and content of each owner.
 func (w worker) snapshot(dst []kvindex.Record) []kvindex.Record {
 	owners := make([]kvindex.Owner, 0, len(w))

@@ -59,10 +59,10 @@ func (s *service) Append(_ context.Context, req *logpb.AppendRequest) (*logpb.Ap
 }
 
 // Tail implements the service.
-func (s *service) Tail(_ *logpb.TailRequest, stream grpc.ServerStreamingServer[logpb.TailResponse]) error {
+func (s *service) Tail(req *logpb.TailRequest, stream grpc.ServerStreamingServer[logpb.TailResponse]) error {
 	beat := time.NewTicker(s.log.opts.Beat)
 	defer beat.Stop()
-	err := s.log.tail(stream.Context(), beat.C, func(batch []kvindex.Record) error {
+	err := s.log.tail(stream.Context(), req.GetMembers(), beat.C, func(batch []kvindex.Record) error {
 		if len(batch) == 0 {
 			return stream.Send(&logpb.TailResponse{LogId: s.log.id})
 		}

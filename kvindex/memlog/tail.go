@@ -21,6 +21,7 @@ type tail struct {
 	batches [][]kvindex.Record
 	bytes   int
 	cut     bool
+	members bool          // it gets Hellos and Byes only
 	wake    chan struct{} // has room for one
 }
 
@@ -29,16 +30,19 @@ func (l *Log) publish(batch []kvindex.Record) {
 	if len(batch) == 0 || len(l.tails) == 0 {
 		return
 	}
-	size := 0
-	for i := range batch {
-		size += recordBytes(&batch[i])
-	}
+	all := sized{batch, bytesOf(batch)}
+	present := onlyMembers(batch)
+	members := sized{present, bytesOf(present)}
 	for t := range l.tails {
-		if t.cut {
+		news := all
+		if t.members {
+			news = members
+		}
+		if t.cut || len(news.records) == 0 {
 			continue
 		}
-		t.batches = append(t.batches, batch)
-		t.bytes += size
+		t.batches = append(t.batches, news.records)
+		t.bytes += news.bytes
 		if t.bytes > l.opts.TailBytes {
 			t.cut, t.batches = true, nil
 			l.stats.TailsCut++
@@ -50,16 +54,46 @@ func (l *Log) publish(batch []kvindex.Record) {
 	}
 }
 
+// sized are records with their memory.
+type sized struct {
+	records []kvindex.Record
+	bytes   int
+}
+
+func bytesOf(records []kvindex.Record) int {
+	n := 0
+	for i := range records {
+		n += recordBytes(&records[i])
+	}
+	return n
+}
+
+// onlyMembers are the Hellos and Byes of a batch.
+func onlyMembers(batch []kvindex.Record) []kvindex.Record {
+	var out []kvindex.Record
+	for i := range batch {
+		if k := batch[i].Kind; k == kvindex.KindHello || k == kvindex.KindBye {
+			out = append(out, batch[i])
+		}
+	}
+	return out
+}
+
 // Tail passes on the present state and then every later batch; see
 // [kvindex.Log] and the package's description. apply must not change or keep
 // the slice that it gets; the records' bodies may be kept, but not changed.
 func (l *Log) Tail(ctx context.Context, apply func([]kvindex.Record) error) error {
-	return l.tail(ctx, nil, apply)
+	return l.tail(ctx, false, nil, apply)
 }
 
-// tail is Tail with an empty batch for every beat without another.
-func (l *Log) tail(ctx context.Context, beat <-chan time.Time, apply func([]kvindex.Record) error) error {
-	t := &tail{wake: make(chan struct{}, 1)}
+// Members implements [kvindex.Log].
+func (l *Log) Members(ctx context.Context, apply func([]kvindex.Record) error) error {
+	return l.tail(ctx, true, nil, apply)
+}
+
+// tail is Tail, or Members, with an empty batch for every beat without another.
+func (l *Log) tail(ctx context.Context, members bool, beat <-chan time.Time, apply func([]kvindex.Record) error) error {
+	t := &tail{members: members, wake: make(chan struct{}, 1)}
 	snapshot := l.join(t)
 	defer l.leave(t)
 	for _, page := range pages(snapshot) {
@@ -104,6 +138,12 @@ func (l *Log) join(t *tail) []kvindex.Record {
 	defer l.mu.Unlock()
 	l.tails[t] = struct{}{}
 	var records []kvindex.Record
+	if t.members {
+		for _, w := range l.names() {
+			records = l.workers[w].hellos(records)
+		}
+		return records
+	}
 	for _, w := range l.names() {
 		records = l.workers[w].snapshot(records)
 	}

@@ -339,7 +339,10 @@ func (x *Fenced) GetOwner() *Owner {
 }
 
 type TailRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// members asks for nothing but Hellos and Byes. A log that does not know this
+	// sends everything.
+	Members       bool `protobuf:"varint,1,opt,name=members,proto3" json:"members,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -372,6 +375,13 @@ func (x *TailRequest) ProtoReflect() protoreflect.Message {
 // Deprecated: Use TailRequest.ProtoReflect.Descriptor instead.
 func (*TailRequest) Descriptor() ([]byte, []int) {
 	return file_kvindex_memlog_logpb_log_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *TailRequest) GetMembers() bool {
+	if x != nil {
+		return x.Members
+	}
+	return false
 }
 
 type TailResponse struct {
@@ -563,8 +573,9 @@ const file_kvindex_memlog_logpb_log_proto_rawDesc = "" +
 	"\x04want\x18\x02 \x01(\x04R\x04want\x12\x10\n" +
 	"\x03got\x18\x03 \x01(\x04R\x03got\"4\n" +
 	"\x06Fenced\x12*\n" +
-	"\x05owner\x18\x01 \x01(\v2\x14.kvlane.log.v1.OwnerR\x05owner\"\r\n" +
-	"\vTailRequest\"?\n" +
+	"\x05owner\x18\x01 \x01(\v2\x14.kvlane.log.v1.OwnerR\x05owner\"'\n" +
+	"\vTailRequest\x12\x18\n" +
+	"\amembers\x18\x01 \x01(\bR\amembers\"?\n" +
 	"\fTailResponse\x12\x15\n" +
 	"\x06log_id\x18\x01 \x01(\x06R\x05logId\x12\x18\n" +
 	"\arecords\x18\x02 \x03(\fR\arecords\"?\n" +
