@@ -33,12 +33,13 @@ type fleetFlags struct {
 	cfg              sim.Config
 	deployment, json string
 	policies         []string
-	limit            int
+	limit, times     int
+	kvTokens         int
 	lag              time.Duration
 }
 
 func newSimFleetCommand() *cobra.Command {
-	f := fleetFlags{cfg: sim.DefaultConfig(sim.Timing{}, 589)}
+	f := fleetFlags{cfg: sim.DefaultConfig(sim.Timing{}, 0)}
 	cmd := &cobra.Command{
 		Use:   "fleet TRACE",
 		Short: "Play a trace under each routing policy and compare what clients would see",
@@ -49,7 +50,10 @@ of other routers in the picker's place.
   kvlane sim fleet test/data/traces/conversation_trace.jsonl.gz --speed 1.25
 
 Times are in ms. "in SLO" is TTFT <= max(1 s, 3 x the unloaded prefill of the
-request's uncached tokens) and 50 ms a token.`,
+request's uncached tokens) and 50 ms a token.
+
+A trace is a file, plain or .gz, in the layout of Mooncake, Qwen-Bailian or the
+Azure LLM traces.`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error { return f.run(cmd, args[0]) },
 	}
@@ -57,7 +61,8 @@ request's uncached tokens) and 50 ms a token.`,
 	flags.StringSliceVar(&f.policies, "policy", nil, "policies to compare: "+strings.Join(policyNames(), ", ")+" (default: all)")
 	flags.Float64Var(&f.cfg.Speed, "speed", 1, "arrivals run this much faster than recorded")
 	flags.IntVar(&f.cfg.Workers, "workers", f.cfg.Workers, "engines")
-	flags.IntVar(&f.cfg.Blocks, "blocks", f.cfg.Blocks, "KV blocks an engine (of the trace's block size)")
+	flags.IntVar(&f.kvTokens, "kv-tokens", 589*512, "KV cache of an engine, tokens")
+	flags.IntVar(&f.times, "times", 1, "play that many copies of the trace at once, each with blocks of its own")
 	flags.StringVar(&f.deployment, "deployment", timing.DefaultDeployment, "timing of the engines, or dynamo-polynomial")
 	flags.IntVar(&f.limit, "limit", 0, "play only the first N requests (0 = all)")
 	flags.Uint64Var(&f.cfg.Seed, "seed", f.cfg.Seed, "seed of ties and losses")
@@ -88,6 +93,8 @@ func (f *fleetFlags) run(cmd *cobra.Command, path string) error {
 	if cfg.Trace, err = sim.LoadTrace(strings.TrimSuffix(filepath.Base(path), "_trace.jsonl.gz"), path, f.limit); err != nil {
 		return err
 	}
+	cfg.Trace = cfg.Trace.Times(f.times)
+	cfg.Blocks = f.kvTokens / cfg.Trace.BlockSize
 	if cfg.Timing, err = engineTiming(f.deployment, cfg.Blocks*cfg.Trace.BlockSize); err != nil {
 		return err
 	}
@@ -237,7 +244,33 @@ func (f *benchFlags) run(cmd *cobra.Command) error {
 	if err := file.Write(f.dir); err != nil {
 		return err
 	}
+	if err := f.report(file, study); err != nil {
+		return err
+	}
 	return writeJSON(cmd, filepath.Join(f.dir, "fleet-results.json"), study)
+}
+
+// report writes the page of plots, and the main one alone.
+func (f *benchFlags) report(file *benchfile.File, study *sim.Study) error {
+	var page, rows strings.Builder
+	if err := file.Print(&rows); err != nil {
+		return err
+	}
+	if err := study.WriteReport(&page, rows.String()); err != nil {
+		return err
+	}
+	files := map[string]string{"fleet.html": page.String()}
+	for i := range study.Cases {
+		if c := &study.Cases[i]; len(c.Loads) > 1 {
+			files[fmt.Sprintf("fleet-%s-%d.svg", c.Trace, c.Blocks)] = c.GoodputPlot()
+		}
+	}
+	for name, text := range files {
+		if err := os.WriteFile(filepath.Join(f.dir, name), []byte(text), 0o600); err != nil {
+			return fmt.Errorf("write report: %w", err)
+		}
+	}
+	return nil
 }
 
 // addRest adds the robustness axes at the moderate load, and how near the

@@ -4,7 +4,6 @@ import (
 	"container/list"
 	"time"
 
-	"github.com/kvlane/kvlane/internal/replay"
 	"github.com/kvlane/kvlane/kvindex"
 )
 
@@ -25,20 +24,6 @@ type Trace struct {
 	Entries   []Entry // by arrival
 }
 
-// FromReplay takes over a trace of internal/replay.
-func FromReplay(name string, entries []replay.Entry) Trace {
-	t := Trace{Name: name, BlockSize: replay.BlockTokens, Entries: make([]Entry, len(entries))}
-	for i, e := range entries {
-		full := e.ISL / t.BlockSize
-		blocks := make([]kvindex.BlockHash, full)
-		for j := range blocks {
-			blocks[j] = spread(e.Blocks[j])
-		}
-		t.Entries[i] = Entry{At: e.At, ISL: e.ISL, OSL: e.OSL, Blocks: blocks}
-	}
-	return t
-}
-
 // spread makes a hash of a trace's small number: indexes expect hashes (the
 // finalizer of splitmix64).
 func spread(id uint64) kvindex.BlockHash {
@@ -46,15 +31,6 @@ func spread(id uint64) kvindex.BlockHash {
 	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
 	x = (x ^ x>>27) * 0x94d049bb133111eb
 	return kvindex.BlockHash(x ^ x>>31)
-}
-
-// LoadTrace reads a trace file in Mooncake's layout, plain or gzip.
-func LoadTrace(name, path string, limit int) (Trace, error) {
-	entries, err := replay.Load(path, limit)
-	if err != nil {
-		return Trace{}, err
-	}
-	return FromReplay(name, entries), nil
 }
 
 // Bounds are hit rates that no routing can beat, 0 to 1.
