@@ -2,7 +2,9 @@ package main
 
 import (
 	"fmt"
+	"maps"
 	"runtime"
+	"slices"
 	"sync"
 	"time"
 
@@ -92,7 +94,7 @@ func (b *bench) lookups(p *plan, fromIDs bool, finish func(indexer string) error
 		for range b.repeats {
 			for _, set := range sets {
 				call := calls[set.name]
-				ours.add(set.name, "", times(len(set.prompts), b.cpu, call))
+				ours.add(set.name, indexer, times(len(set.prompts), b.cpu, call))
 				a, err := b.peer.one("lookup %s %d", set.name, b.cpu.Milliseconds())
 				if err != nil {
 					return err
@@ -110,7 +112,7 @@ func (b *bench) lookups(p *plan, fromIDs bool, finish func(indexer string) error
 		}
 	}
 	for _, set := range sets {
-		b.lookupRows(p, set.name, fromIDs, ours.best(set.name), theirs.best(set.name))
+		b.lookupRows(p, set.name, fromIDs, ours[set.name], theirs[set.name])
 	}
 	return nil
 }
@@ -204,7 +206,7 @@ func (b *bench) fillPeer(p *plan, indexer, mode string) error {
 	return nil
 }
 
-func (b *bench) lookupRows(p *plan, set string, fromIDs bool, ours, theirs best) {
+func (b *bench) lookupRows(p *plan, set string, fromIDs bool, ours, theirs map[string][]timing) {
 	goal := 0.5
 	if set == "miss" {
 		goal = 1
@@ -213,9 +215,18 @@ func (b *bench) lookupRows(p *plan, set string, fromIDs bool, ours, theirs best)
 	if fromIDs {
 		name += ", keys from token ids"
 	}
-	b.file.Compare(name, "p50", "ns", "lower", ours.p50, peerName+" "+theirs.p50By, theirs.p50, goal)
-	b.file.Compare(name, "p99", "ns", "lower", ours.p99, peerName+" "+theirs.p99By, theirs.p99, goal)
-	b.file.Compare(name, "mean", "ns", "lower", ours.mean, peerName+" "+theirs.meanBy, theirs.mean, 0)
+	for _, c := range []struct {
+		metric string
+		of     func(timing) float64
+		goal   float64
+	}{
+		{"p50", func(t timing) float64 { return t.P50 }, goal},
+		{"p99", func(t timing) float64 { return t.P99 }, goal},
+		{"mean", func(t timing) float64 { return t.Mean }, 0},
+	} {
+		indexer, our, their := strongest(ours, theirs, c.of)
+		b.file.Compare(name, c.metric, "ns", "lower", our, peerName+" "+indexer, their, c.goal)
+	}
 }
 
 // results are the repeated timings of each query set by each indexer.
@@ -228,28 +239,21 @@ func (r results) add(set, indexer string, t timing) {
 	r[set][indexer] = append(r[set][indexer], t)
 }
 
-// best is the lowest median of each figure, and whose it is.
-type best struct {
-	p50, p99, mean       float64
-	p50By, p99By, meanBy string
-}
-
-func (r results) best(set string) best {
-	var b best
-	pick := func(of func(timing) float64) (least float64, by string) {
-		for indexer, timings := range r[set] {
-			var v []float64
-			for _, t := range timings {
-				v = append(v, of(t))
-			}
-			if m := median(v); by == "" && least == 0 || m < least || m == least && indexer < by {
-				least, by = m, indexer
-			}
+// strongest is the indexer that compares best with ours, by medians of a figure
+// of the same minutes: the machine is not equally fast all the time.
+func strongest(ours, theirs map[string][]timing, of func(timing) float64) (indexer string, our, their float64) {
+	middle := func(all []timing) float64 {
+		var v []float64
+		for _, t := range all {
+			v = append(v, of(t))
 		}
-		return least, by
+		return median(v)
 	}
-	b.p50, b.p50By = pick(func(t timing) float64 { return t.P50 })
-	b.p99, b.p99By = pick(func(t timing) float64 { return t.P99 })
-	b.mean, b.meanBy = pick(func(t timing) float64 { return t.Mean })
-	return b
+	for _, i := range slices.Sorted(maps.Keys(theirs)) {
+		o, t := middle(ours[i]), middle(theirs[i])
+		if indexer == "" || o*their > our*t {
+			indexer, our, their = i, o, t
+		}
+	}
+	return indexer, our, their
 }
