@@ -1,6 +1,7 @@
 package redistest
 
 import (
+	"context"
 	"errors"
 	"io"
 	"net"
@@ -44,7 +45,7 @@ type Proxy struct {
 // NewProxy forwards to target until t ends.
 func NewProxy(t testing.TB, target string) *Proxy {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatalf("listen for proxy: %v", err)
 	}
@@ -120,7 +121,7 @@ func (p *Proxy) accept() {
 
 func (p *Proxy) serve(client net.Conn, target string) {
 	defer p.forget(client)
-	server, err := net.DialTimeout("tcp", target, time.Second)
+	server, err := (&net.Dialer{Timeout: time.Second}).DialContext(context.Background(), "tcp", target)
 	if err != nil {
 		return
 	}

@@ -145,7 +145,7 @@ func (s *Server) Restart() {
 	if s.opts.mode != "" {
 		args = append(args, s.opts.mode)
 	}
-	cmd := exec.Command("redis-server", args...)
+	cmd := exec.Command("redis-server", args...) //nolint:noctx // Kill ends it
 	cmd.Stdout, cmd.Stderr = s.output, s.output
 	started, exited := make(chan error), make(chan struct{})
 	go run(cmd, started, exited)

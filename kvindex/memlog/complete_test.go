@@ -47,8 +47,10 @@ func TestTailComplete(t *testing.T) {
 					return nil
 				}) // ends with the test
 			}()
-			if <-arrived != 1 || <-arrived != 1 {
-				t.Error("the present state is not what came first")
+			for _, what := range []string{"the present state", "its end"} {
+				if n := <-arrived; n != 1 {
+					t.Errorf("%s came with %d blocks, want 1", what, n)
+				}
 			}
 			for i := range 20 {
 				more(kvindex.BlockHash(2 + i))

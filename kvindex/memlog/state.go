@@ -12,9 +12,15 @@ const maxRun = 8192
 
 // live is what an owner holds, in the order in which it was stored.
 type live struct {
-	blocks      map[kvindex.BlockHash]*block
+	blocks      map[blockKey]*block
 	first, last *block
 	round       uint64 // counts snapshots
+}
+
+// blockKey names a block: the same hash in two groups is two blocks.
+type blockKey struct {
+	hash  kvindex.BlockHash
+	group uint16
 }
 
 // block is one live block. Its place in the order is that of its first copy.
@@ -26,12 +32,12 @@ type block struct {
 	round        uint64 // of the last snapshot that has it
 }
 
-func newLive() live { return live{blocks: map[kvindex.BlockHash]*block{}} }
+func newLive() live { return live{blocks: map[blockKey]*block{}} }
 
 func (v *live) store(s *kvindex.Stored) {
 	parent := s.Parent
 	for _, h := range s.Hashes {
-		b := v.blocks[h]
+		b := v.blocks[blockKey{h, s.Group}]
 		if b == nil {
 			b = &block{hash: h, parent: parent, group: s.Group, prev: v.last}
 			if v.last != nil {
@@ -40,7 +46,7 @@ func (v *live) store(s *kvindex.Stored) {
 				v.first = b
 			}
 			v.last = b
-			v.blocks[h] = b
+			v.blocks[blockKey{h, s.Group}] = b
 		}
 		b.copies++
 		parent = h
@@ -49,7 +55,7 @@ func (v *live) store(s *kvindex.Stored) {
 
 func (v *live) remove(r *kvindex.Removed) {
 	for _, h := range r.Hashes {
-		b := v.blocks[h]
+		b := v.blocks[blockKey{h, r.Group}]
 		if b == nil {
 			continue
 		}
@@ -57,7 +63,7 @@ func (v *live) remove(r *kvindex.Removed) {
 		if b.copies > 0 {
 			continue
 		}
-		delete(v.blocks, h)
+		delete(v.blocks, blockKey{h, r.Group})
 		if b.prev != nil {
 			b.prev.next = b.next
 		} else {
@@ -98,7 +104,7 @@ func (v *live) parentsFirst() []*block {
 	var up []*block
 	for b := v.first; b != nil; b = b.next {
 		up = up[:0]
-		for p := b; p != nil && p.round != v.round; p = v.blocks[p.parent] {
+		for p := b; p != nil && p.round != v.round; p = v.blocks[blockKey{p.parent, p.group}] {
 			p.round = v.round
 			up = append(up, p)
 		}
@@ -181,7 +187,7 @@ func continues(a, b *kvindex.Learned) bool {
 
 // recordBytes estimates the memory of a record; its encoding is not longer.
 func recordBytes(r *kvindex.Record) int {
-	n := 128 + len(r.Owner.Worker)
+	n := 128 + len(r.Owner.Worker) + len(r.Rest)
 	switch {
 	case r.Stored != nil:
 		n += 8 * len(r.Stored.Hashes)

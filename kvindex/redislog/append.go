@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"sync"
 	"time"
 
@@ -178,9 +179,7 @@ func (l *Log) send(ctx context.Context, w *writer, p *plan) (bool, error) {
 		return true, nil
 	}
 	w.token = token
-	for o, s := range p.owners {
-		w.owners[o] = s
-	}
+	maps.Copy(w.owners, p.owners)
 	total, _ := reply[3].(int64)
 	w.marks.wrote(p, total)
 	return true, nil

@@ -67,7 +67,7 @@ func headOf(records []*kvindex.Record) head {
 	// The base is below every number, so that no difference is 0: that means none.
 	first := true
 	for _, r := range records {
-		if r.Owner.Worker == h.worker && r.Seq > 0 && (first || r.Seq-1 < h.base) {
+		if r.Owner.Worker == h.worker && r.Seq > 0 && (first || r.Seq <= h.base) {
 			h.base, first = r.Seq-1, false
 		}
 	}

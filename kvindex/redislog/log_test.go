@@ -99,9 +99,7 @@ func (r *reader) until(what string, cond func() bool) {
 	r.t.Helper()
 	deadline := time.Now().Add(patience)
 	for {
-		r.mu.Lock()
-		ok, news := cond(), r.news
-		r.mu.Unlock()
+		ok, news := r.look(cond)
 		if ok {
 			return
 		}
@@ -110,11 +108,15 @@ func (r *reader) until(what string, cond func() bool) {
 		case <-time.After(50 * time.Millisecond):
 		}
 		if time.Now().After(deadline) {
-			r.mu.Lock()
-			defer r.mu.Unlock()
 			r.t.Fatalf("waited %v for %s; status %+v, refused %v", patience, what, r.log.Status(), r.refused)
 		}
 	}
+}
+
+func (r *reader) look(cond func() bool) (bool, chan struct{}) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return cond(), r.news
 }
 
 func device(w kvindex.WorkerID) kvindex.Owner { return kvindex.Owner{Worker: w} }

@@ -164,7 +164,8 @@ func parseURL(raw string) (server, error) {
 			return s, fmt.Errorf("%w: database %q is not a number", errURL, db)
 		}
 	}
-	return s, s.check()
+	err = s.check()
+	return s, err
 }
 
 func (s *server) check() error {

@@ -86,8 +86,7 @@ func (l *Log) Tail(ctx context.Context, apply func([]kvindex.Record) error) erro
 	for {
 		began := time.Now()
 		err := t.session(ctx)
-		var stop callerError
-		if errors.As(err, &stop) {
+		if stop, ok := errors.AsType[callerError](err); ok {
 			return fmt.Errorf("apply batch: %w", stop.err)
 		}
 		if ctx.Err() != nil {
@@ -252,10 +251,11 @@ func (t *tail) read(ctx context.Context, wait time.Duration) (entries int, err e
 		full = full || int64(len(stream.Messages)) == t.count
 		entries += len(stream.Messages)
 		for i := range stream.Messages {
-			n := 0
-			if batch, n, err = t.entry(batch, stream.Stream, &stream.Messages[i]); err != nil {
+			more, n, err := t.entry(batch, stream.Stream, &stream.Messages[i])
+			if err != nil {
 				return entries, err
 			}
+			batch = more
 			bytes += n
 		}
 	}

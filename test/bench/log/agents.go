@@ -27,7 +27,7 @@ type agent struct {
 	last  kvindex.BlockHash
 	held  []kvindex.BlockHash // oldest first
 	ops   int
-	short int  // answers to come before the next prompt
+	short int // answers to come before the next prompt
 	hello time.Time
 }
 
