@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -50,6 +51,7 @@ type Agent struct {
 	prepared  func(*Agent) // called before the feeds run; nil for none
 	fed       atomic.Bool  // the event sockets are connected, or were waited for
 	draining  atomic.Bool
+	groups    atomic.Pointer[[]kvindex.GroupSpec]
 	blockSize atomic.Int64 // from KV events, for engines whose metrics do not say
 	truth     sync.Mutex   // held while the engine is asked what it holds: an answer may take much memory
 }
@@ -227,6 +229,13 @@ func (a *Agent) makeFeeds() {
 	}
 	for _, f := range a.feeds {
 		f.sawBlockSize = func(n int) { a.blockSize.CompareAndSwap(0, int64(n)) }
+		f.sawGroups = func(list []kvindex.GroupSpec) {
+			if old := a.groups.Load(); old == nil && list == nil || old != nil && slices.Equal(*old, list) {
+				return // another rank said it
+			}
+			a.groups.Store(&list)
+			a.publisher.announce()
+		}
 	}
 }
 
@@ -332,6 +341,10 @@ func (a *Agent) hello() kvindex.Hello {
 		LeaseMs:    uint32(a.cfg.Lease.Milliseconds()),
 		Admin:      a.adminAdvertised(),
 		NoEvents:   len(a.cfg.KVEvents) == 0,
+		Eagle:      a.cfg.KVEagle,
+	}
+	if list := a.groups.Load(); list != nil {
+		h.Groups = *list
 	}
 	if n := len(a.cfg.KVEvents); n > 1 {
 		h.Ranks = uint32(n)

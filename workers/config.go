@@ -50,6 +50,12 @@ type Config struct {
 	// BlockSize is in tokens, for engines that say it neither in their metrics nor
 	// in their events; 0 means what the engine has by default.
 	BlockSize int
+	// KVGroups are the engine's KV-cache groups in its order, for engines whose events
+	// do not say it; empty means by the events.
+	KVGroups []kvindex.GroupSpec
+	// KVEagle: the engine drafts by EAGLE or MTP and computes the last cached block
+	// anew; no event says so.
+	KVEagle bool
 	// Deployment names the timing constants that pickers start from; may be empty.
 	Deployment string
 	// Secret keys the seeds of learned prompts. Pickers of the pool must have the

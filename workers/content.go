@@ -2,6 +2,7 @@ package workers
 
 import (
 	"math/rand/v2"
+	"slices"
 
 	"github.com/kvlane/kvlane/kvindex"
 	"github.com/kvlane/kvlane/kvindex/enginewire"
@@ -27,8 +28,9 @@ type content struct {
 	rank   uint16
 	model  string
 	seed   uint64                    // of the maps
-	groups map[uint16]*translate.Map // by KV-cache group
+	groups map[uint16]*translate.Map // by the engine's KV-cache group
 	used   [kvindex.NumTiers]bool    // tiers that ever held something in this life
+	layout layout
 }
 
 // applied counts what became of a batch's events.
@@ -38,10 +40,10 @@ type applied struct {
 	events, orphans, strangers int
 }
 
-func newContent(worker kvindex.WorkerID, rank uint16, model string) *content {
+func newContent(worker kvindex.WorkerID, rank uint16, model string, groups []kvindex.GroupSpec) *content {
 	return &content{
 		worker: worker, rank: rank, model: model,
-		seed: rand.Uint64(), groups: make(map[uint16]*translate.Map),
+		seed: rand.Uint64(), groups: make(map[uint16]*translate.Map), layout: newLayout(groups),
 	}
 }
 
@@ -51,22 +53,61 @@ func newContent(worker kvindex.WorkerID, rank uint16, model string) *content {
 func (c *content) apply(b enginewire.Batch, engineSeq uint64) ([]kvindex.Record, applied) {
 	var out []kvindex.Record
 	var n applied
-	for i := range b.Events {
-		e := &b.Events[i]
-		switch e.Kind {
-		case enginewire.Stored:
-			out = c.stored(out, e, &n)
-		case enginewire.Removed:
-			out = c.removed(out, e, &n)
-		case enginewire.Cleared:
+	events := b.Events
+	for len(events) > 0 {
+		if events[0].Kind == enginewire.Cleared {
 			out = append(out, c.clear()...)
 			n.events++
+			events = events[1:]
+			continue
 		}
+		end := slices.IndexFunc(events, func(e enginewire.Event) bool { return e.Kind == enginewire.Cleared })
+		if end < 0 {
+			end = len(events)
+		}
+		out = c.between(out, events[:end], &n)
+		events = events[end:]
 	}
 	for i := range out {
 		out[i].EngineSeq = engineSeq
 	}
 	return out, n
+}
+
+// between applies events without a Cleared among them: those of the first group
+// before the others', which may have to be named by it.
+func (c *content) between(out []kvindex.Record, events []enginewire.Event, n *applied) []kvindex.Record {
+	others := false
+	for i := range events {
+		c.layout.see(&events[i])
+		others = others || events[i].Group != c.layout.primary
+	}
+	for i := range events {
+		if e := &events[i]; e.Group == c.layout.primary {
+			out = c.event(out, e, n)
+		}
+	}
+	for i := range events {
+		if e := &events[i]; others && e.Group != c.layout.primary {
+			out = c.event(out, e, n)
+		}
+	}
+	return out
+}
+
+func (c *content) event(out []kvindex.Record, e *enginewire.Event, n *applied) []kvindex.Record {
+	switch {
+	case c.layout.unused(e.Group):
+		n.events++
+		return out
+	case e.Kind == enginewire.Removed:
+		return c.removed(out, e, n)
+	case len(e.Tokens) == 0:
+		return c.moved(out, e, n)
+	case e.Group != c.layout.primary:
+		return c.storedOther(out, e, n)
+	}
+	return c.stored(out, e, n)
 }
 
 // clear forgets everything and returns a Cleared for the device tier and every
@@ -98,18 +139,14 @@ func (c *content) group(g uint16) *translate.Map {
 }
 
 func (c *content) stored(out []kvindex.Record, e *enginewire.Event, n *applied) []kvindex.Record {
-	if len(e.Tokens) == 0 {
-		return c.moved(out, e, n)
-	}
-	group := uint16(e.Group)
-	m := c.group(group)
+	m := c.group(uint16(e.Group))
 	parent, ok := c.parent(m, e)
 	if !ok {
 		n.orphans++
 		return out
 	}
 	c.used[e.Tier] = true
-	run := run{owner: c.owner(e.Tier), group: group}
+	run := c.run(e)
 	for i, h := range e.Hashes {
 		var media []string
 		if e.Extra != nil {
@@ -118,7 +155,7 @@ func (c *content) stored(out []kvindex.Record, e *enginewire.Event, n *applied) 
 		block := parent.Next(e.Tokens[i*e.BlockSize:(i+1)*e.BlockSize], media)
 		if old, known := m.Lookup(h); known && old != block {
 			out = run.flush(out)
-			out = c.renamed(out, m, group, h, old)
+			out = c.renamed(out, m, run.group, h, old)
 		}
 		if m.Store(h, block, e.Tier) {
 			out = run.add(out, parent, block)
@@ -127,6 +164,71 @@ func (c *content) stored(out []kvindex.Record, e *enginewire.Event, n *applied) 
 	}
 	n.events++
 	return run.flush(out)
+}
+
+// storedOther takes blocks of another group than the first. They go by the names of
+// the first group's blocks: the same hash there is the same block, and otherwise
+// the tokens tell. A longer block is named by the last of the first group's in it.
+func (c *content) storedOther(out []kvindex.Record, e *enginewire.Event, n *applied) []kvindex.Record {
+	m := c.group(uint16(e.Group))
+	size := c.layout.size
+	if size == 0 {
+		size = e.BlockSize
+	}
+	parent, known := c.parent(m, e)
+	if !known && e.Parent != nil {
+		parent, known = c.lookup(m, *e.Parent)
+	}
+	known = known && e.BlockSize%size == 0
+	run, lost := c.run(e), false
+	for i, h := range e.Hashes {
+		var media []string
+		if e.Extra != nil {
+			media = e.Extra[i]
+		}
+		known = known && (len(media) == 0 || e.BlockSize == size) // else: which of them?
+		block := parent
+		if known {
+			for tokens := e.Tokens[i*e.BlockSize : (i+1)*e.BlockSize]; len(tokens) > 0; tokens = tokens[size:] {
+				block = block.Next(tokens[:size], media)
+			}
+		} else if block, known = c.lookup(m, h); !known {
+			lost = true
+			continue
+		}
+		c.used[e.Tier] = true
+		if old, had := m.Lookup(h); had && old != block {
+			out = run.flush(out)
+			out = c.renamed(out, m, run.group, h, old)
+		}
+		if m.Store(h, block, e.Tier) {
+			out = run.add(out, parent, block)
+		}
+		parent = block
+	}
+	if lost {
+		n.orphans++
+	} else {
+		n.events++
+	}
+	return run.flush(out)
+}
+
+// lookup is what a name stands for in a group, or in the first one.
+func (c *content) lookup(m *translate.Map, h enginewire.Hash) (kvindex.BlockHash, bool) {
+	if b, ok := m.Lookup(h); ok || c.layout.primary < 0 {
+		return b, ok
+	}
+	first := c.groups[uint16(c.layout.primary)]
+	if first == nil {
+		return 0, false
+	}
+	return first.Lookup(h)
+}
+
+// run begins the record of an event.
+func (c *content) run(e *enginewire.Event) run {
+	return run{owner: c.owner(e.Tier), group: c.layout.number(e.Group)}
 }
 
 // run joins blocks that follow each other into one record.
@@ -164,6 +266,9 @@ func (r *run) flush(out []kvindex.Record) []kvindex.Record {
 func (c *content) parent(m *translate.Map, e *enginewire.Event) (kvindex.BlockHash, bool) {
 	if e.Parent == nil {
 		ns := kvindex.Namespace{Model: c.model, LoRA: e.LoRA, Salt: e.Salt, BlockSize: e.BlockSize}
+		if e.Group != c.layout.primary && c.layout.size > 0 {
+			ns.BlockSize = c.layout.size
+		}
 		return ns.Root(), true
 	}
 	return m.Lookup(*e.Parent)
@@ -182,11 +287,10 @@ func (c *content) renamed(out []kvindex.Record, m *translate.Map, group uint16, 
 // moved handles a Stored without tokens: known blocks that now lie in another
 // tier too, in any order. The record's Parent is 0: not known here.
 func (c *content) moved(out []kvindex.Record, e *enginewire.Event, n *applied) []kvindex.Record {
-	group := uint16(e.Group)
-	m := c.group(group)
-	run := run{owner: c.owner(e.Tier), group: group}
+	m := c.group(uint16(e.Group))
+	run := c.run(e)
 	for _, h := range e.Hashes {
-		block, ok := m.Lookup(h)
+		block, ok := c.lookup(m, h)
 		if !ok {
 			n.strangers++
 			continue
@@ -201,8 +305,7 @@ func (c *content) moved(out []kvindex.Record, e *enginewire.Event, n *applied) [
 }
 
 func (c *content) removed(out []kvindex.Record, e *enginewire.Event, n *applied) []kvindex.Record {
-	group := uint16(e.Group)
-	m := c.group(group)
+	m := c.group(uint16(e.Group))
 	var hashes []kvindex.BlockHash
 	for _, h := range e.Hashes {
 		if block, last := m.Remove(h, e.Tier); last {
@@ -213,7 +316,7 @@ func (c *content) removed(out []kvindex.Record, e *enginewire.Event, n *applied)
 	if len(hashes) == 0 {
 		return out
 	}
-	return append(out, c.removedRecord(e.Tier, group, hashes))
+	return append(out, c.removedRecord(e.Tier, c.layout.number(e.Group), hashes))
 }
 
 func (c *content) removedRecord(t kvindex.Tier, group uint16, hashes []kvindex.BlockHash) kvindex.Record {

@@ -15,13 +15,28 @@ import (
 // TestContent plays batches of events and shows the records they amount to.
 // Blocks are words; two tokens each, made of the word unless "word=text" says
 // otherwise. Our hashes are shown as the words whose blocks they are.
-func TestContent(t *testing.T) {
-	c := newContent("w", 0, "m")
+func TestContent(t *testing.T) { contentScript(t, "testdata/content.txt") }
+
+// TestContentGroups does so for hybrid models: blocks of two tokens in the first
+// group, "a+b" is a block of two of them.
+func TestContentGroups(t *testing.T) { contentScript(t, "testdata/groups.txt") }
+
+func contentScript(t *testing.T, path string) {
+	c := newContent("w", 0, "m", nil)
 	names := map[kvindex.BlockHash]string{}
 	words := map[blockKey]bool{} // that ever occurred
 	seq := uint64(0)
-	datadriven.RunTest(t, "testdata/content.txt", func(t *testing.T, d *datadriven.TestData) string {
-		if d.Cmd != "batch" {
+	datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
+		switch d.Cmd {
+		case "said":
+			said, err := kvindex.ParseGroups(strings.TrimSpace(d.Input))
+			if err != nil {
+				d.Fatalf(t, "%v", err)
+			}
+			c = newContent("w", 0, "m", said)
+			return ""
+		case "batch":
+		default:
 			d.Fatalf(t, "unknown command %s", d.Cmd)
 		}
 		var b enginewire.Batch
@@ -52,6 +67,10 @@ func TestContent(t *testing.T) {
 			}
 			held = append(held, sum)
 		}
+		if c.layout.changed {
+			c.layout.changed = false
+			fmt.Fprintf(&out, "groups %+v\n", c.layout.hello())
+		}
 		fmt.Fprintf(&out, "events=%d orphans=%d strangers=%d held=%v\n", n.events, n.orphans, n.strangers, held)
 		return out.String()
 	})
@@ -70,6 +89,7 @@ func parseEvent(t *testing.T, d *datadriven.TestData, line string) enginewire.Ev
 	default:
 		d.Fatalf(t, "event %q", fields[0])
 	}
+	gaps := false
 	for _, f := range fields[1:] {
 		switch key, value, _ := strings.Cut(f, ":"); key {
 		case "after":
@@ -81,14 +101,25 @@ func parseEvent(t *testing.T, d *datadriven.TestData, line string) enginewire.Ev
 			e.LoRA = value
 		case "group":
 			e.Group = int(value[0] - '0')
+		case "kind":
+			e.GroupKind = value
+		case "window":
+			fmt.Sscan(value, &e.Window)
+		case "gaps": // tokens that do not fit
+			e.Tokens, e.BlockSize, gaps = nil, 0, true
 		default:
 			word, text, given := strings.Cut(f, "=")
 			if !given {
 				text = word
 			}
 			e.Hashes = append(e.Hashes, enginewire.Hash(word))
-			if fields[0] == "stored" {
-				e.Tokens = append(e.Tokens, uint32(text[0]), uint32(len(text)))
+			if fields[0] != "stored" || gaps {
+				continue
+			}
+			parts := strings.Split(text, "+")
+			e.BlockSize = 2 * len(parts)
+			for _, p := range parts {
+				e.Tokens = append(e.Tokens, uint32(p[0]), uint32(len(p)))
 			}
 		}
 	}
@@ -104,6 +135,12 @@ func describe(r *kvindex.Record, names map[kvindex.BlockHash]string) string {
 		return strings.Join(words, " ")
 	}
 	out := fmt.Sprintf("%s %s", r.Owner.Tier, r.Kind)
+	if r.Kind == kvindex.KindStored && r.Stored.Group > 0 {
+		out += fmt.Sprintf(" group %d", r.Stored.Group)
+	}
+	if r.Kind == kvindex.KindRemoved && r.Removed.Group > 0 {
+		out += fmt.Sprintf(" group %d", r.Removed.Group)
+	}
 	switch r.Kind {
 	case kvindex.KindStored:
 		out += " " + list(r.Stored.Hashes)
@@ -121,7 +158,7 @@ func describe(r *kvindex.Record, names map[kvindex.BlockHash]string) string {
 
 // TestContentIsBounded: names of blocks that are gone do not pile up.
 func TestContentIsBounded(t *testing.T) {
-	c := newContent("w", 0, "m")
+	c := newContent("w", 0, "m", nil)
 	for i := range 100_000 {
 		h := []enginewire.Hash{enginewire.IntHash(uint64(i))}
 		c.apply(enginewire.Batch{Events: []enginewire.Event{

@@ -12,6 +12,7 @@ import (
 
 	"github.com/go-zeromq/zmq4"
 
+	"github.com/kvlane/kvlane/kvindex"
 	"github.com/kvlane/kvlane/kvindex/enginewire"
 )
 
@@ -48,6 +49,7 @@ type feed struct {
 	lives          chan life
 	connected      chan struct{} // closed after the first connect and its replay
 	sawBlockSize   func(tokens int)
+	sawGroups      func([]kvindex.GroupSpec)
 	handled        func(seq uint64) // after each live batch; nil for none
 	// restarted is called at each new life; what it returns when the new epoch is
 	// put. nil for none.
@@ -67,7 +69,7 @@ func newFeed(cfg Config, rank uint16, events, replay string, model func() string
 		events: events, replay: replay, rank: rank, model: model, publisher: p, worker: cfg,
 		metrics: m, log: logger.With("rank", rank),
 		lives: make(chan life, 1), connected: make(chan struct{}),
-		contents: make(map[uint16]*content), sawBlockSize: func(int) {},
+		contents: make(map[uint16]*content), sawBlockSize: func(int) {}, sawGroups: func([]kvindex.GroupSpec) {},
 	}
 }
 
@@ -385,25 +387,35 @@ func (f *feed) translate(ctx context.Context, decoded enginewire.Batch, seq uint
 	rank := f.rankOf(decoded)
 	c := f.contents[rank]
 	if c == nil {
-		c = newContent(f.worker.WorkerID, rank, f.model())
+		c = newContent(f.worker.WorkerID, rank, f.model(), f.worker.KVGroups)
 		f.contents[rank] = c
 		if rank != f.rank {
 			f.publisher.put(ctx, update{rank: rank, epoch: f.epoch})
 		}
 	}
 	for i := range decoded.Events {
-		if n := decoded.Events[i].BlockSize; n > 0 {
+		if n := decoded.Events[i].BlockSize; n > 0 && full(&decoded.Events[i]) {
 			f.sawBlockSize(n)
 			break
 		}
 	}
 	records, n := c.apply(decoded, seq)
+	if c.layout.changed {
+		c.layout.changed = false
+		f.sawGroups(c.layout.hello())
+	}
 	f.metrics.Events.WithLabelValues("applied").Add(float64(n.events))
 	f.metrics.Events.WithLabelValues("unknown_parent").Add(float64(n.orphans))
 	f.metrics.Events.WithLabelValues("unknown_block").Add(float64(n.strangers))
 	if len(records) > 0 {
 		f.publisher.put(ctx, update{rank: rank, records: records})
 	}
+}
+
+// full reports whether an event is about a group whose blocks are the worker's.
+func full(e *enginewire.Event) bool {
+	kind, _ := enginewire.KindOf(e.GroupKind)
+	return kind == kvindex.GroupFull
 }
 
 // rankOf is the rank that a batch is about: its own word, or the feed's.

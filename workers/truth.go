@@ -170,7 +170,7 @@ func (a *Agent) replayed(ctx context.Context, f *feed, t *truth, prefixes bool) 
 		rank := f.rankOf(decoded)
 		c := contents[rank]
 		if c == nil {
-			c = newContent(a.cfg.WorkerID, rank, a.model())
+			c = newContent(a.cfg.WorkerID, rank, a.model(), a.cfg.KVGroups)
 			contents[rank] = c
 		}
 		records, n := c.apply(decoded, b.seq)

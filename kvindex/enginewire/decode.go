@@ -154,9 +154,8 @@ func (f *fields) event() (Event, *Skip, error) {
 	if err := f.readGroup(&e); err != nil {
 		return e, nil, err
 	}
-	// First of all: such groups leave out blocks that fell out of their window,
-	// so that tokens and hashes need not fit.
-	if !counted(e.GroupKind) {
+	kind, ok := KindOf(e.GroupKind)
+	if !ok || kind != kvindex.GroupFull && emptyArray(f.hashes) { // every block fell out of the window
 		return e, &Skip{SkipGroup, e.GroupKind, e.Kind, e.Group}, nil
 	}
 	var err error
@@ -169,6 +168,12 @@ func (f *fields) event() (Event, *Skip, error) {
 		}
 	}
 	return f.place(e)
+}
+
+func emptyArray(raw []byte) bool {
+	c := cursor{raw}
+	n, err := c.array()
+	return err == nil && n == 0
 }
 
 func (f *fields) readGroup(e *Event) error {
@@ -213,13 +218,21 @@ func (f *fields) place(e Event) (Event, *Skip, error) {
 	return e, nil, nil
 }
 
-// counted reports whether a prefix is as long as this group of layers holds it.
-func counted(kind string) bool {
-	switch kind {
+// KindOf is what a prefix needs of the blocks of a group that engines call by this
+// word; false for a word that is not known and for groups that say nothing about
+// prefixes. An empty word is full attention.
+func KindOf(word string) (kvindex.GroupKind, bool) {
+	switch word {
 	case "", "full_attention", "mla_attention", "sink_full_attention":
-		return true
+		return kvindex.GroupFull, true
+	case "sliding_window", "sliding_window_mla":
+		return kvindex.GroupWindow, true
+	case "chunked_local_attention":
+		return kvindex.GroupChunk, true
+	case "mamba":
+		return kvindex.GroupState, true
 	}
-	return false
+	return kvindex.GroupUnused, false
 }
 
 // TierOf is the tier that engines call by this name; false for a name that is
@@ -259,6 +272,12 @@ func (f *fields) stored(e *Event) error {
 	}
 	if e.Tokens, e.Eagle, err = tokens(f.tokens); err != nil {
 		return fmt.Errorf("token_ids: %w", err)
+	}
+	if kind, _ := KindOf(e.GroupKind); kind != kvindex.GroupFull && len(e.Tokens) != e.BlockSize*len(e.Hashes) {
+		// Such groups leave out blocks that fell out of their window, and do not say
+		// which: what is left is known by its hash from another group, or not at all.
+		e.Tokens, e.BlockSize, f.extra, f.mediaInfos = nil, 0, nil, nil
+		return f.names(e)
 	}
 	if len(e.Tokens) != e.BlockSize*len(e.Hashes) {
 		return fmt.Errorf("%d tokens for %d blocks of %d", len(e.Tokens), len(e.Hashes), e.BlockSize)

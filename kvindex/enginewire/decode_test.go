@@ -109,6 +109,9 @@ func show(b Batch) string {
 				fmt.Fprintf(&sb, " %s=%s", f.name, f.v)
 			}
 		}
+		if e.Window > 0 {
+			fmt.Fprintf(&sb, " window=%d", e.Window)
+		}
 		if e.Extra != nil {
 			fmt.Fprintf(&sb, " extra=%q", e.Extra)
 		}

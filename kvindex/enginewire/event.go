@@ -39,8 +39,8 @@ type Event struct {
 	Parent *Hash
 	// Tokens are the token ids of all blocks, BlockSize for each hash. Both are
 	// zero in a Stored that names blocks without their content (vLLM's offloading
-	// to host memory): such blocks are known by their hash or not at all, and the
-	// nil Parent means nothing.
+	// to host memory, a sliding window's blocks with gaps): such blocks are known by
+	// their hash or not at all, and a nil Parent means nothing.
 	Tokens    []uint32
 	BlockSize int
 	// Eagle: the token ids came as pairs with the next token. Tokens has the first
@@ -79,8 +79,8 @@ const (
 	SkipMedium SkipReason = iota + 1
 	// SkipRemote: the blocks lie with another machine (locality REMOTE).
 	SkipRemote
-	// SkipGroup: the blocks belong to a group that does not say how long a cached
-	// prefix is (sliding window, Mamba, cross attention).
+	// SkipGroup: the blocks belong to a group that says nothing about prefixes (cross
+	// attention), or of a kind that is not known.
 	SkipGroup
 	// SkipPartial: the block is not full; no other prompt can share it.
 	SkipPartial
