@@ -50,6 +50,10 @@ type arena struct {
 	limit    int // of reserved, 0 for none
 	reserved int // bytes
 
+	region region // of the newest pages
+	mapped int    // bytes of reserved that are outside Go's heap
+	owner  *Index
+
 	limbo []retired
 	first int // the oldest in limbo
 }
@@ -179,7 +183,7 @@ func (a *arena) grow(words uint32) bool {
 		a.next += chunkWords
 	}
 	list := append(make(pages, 0, n+1), a.mem...)
-	list = append(list, page{words: make([]uint64, size), origins: make([]uint64, size/chunkWords)})
+	list = append(list, a.newPage(int(size), int(size/chunkWords)))
 	a.mem = list
 	a.list.Store(&list)
 	a.reserved += int(size) * 8 / chunkWords * (chunkWords + 1)

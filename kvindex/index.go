@@ -63,8 +63,11 @@ type Index struct {
 	freeRun  uint32
 	scratch  []holding
 	entryBuf []entry
-	hashBuf  []BlockHash
-	sweep    sweep
+	// aims are of the hashes a write is about; growth counts what makes them void.
+	aims    [aims]aim
+	growth  int
+	touched uint64
+	sweep   sweep
 	// idleFloor is idleFloor; tests have less.
 	idleFloor int
 	// blocks and idle are the sums of the runs' held and idle blocks, dead slots'
@@ -83,8 +86,9 @@ type IndexStats struct {
 	// Runs is the number of runs, Idle the number of blocks in them that nobody
 	// holds any more.
 	Runs, Idle int
-	// Bytes is the memory reserved for all of it, used or not.
-	Bytes int
+	// Bytes is the memory reserved for all of it, used or not; Mapped is the part
+	// that is not in Go's heap.
+	Bytes, Mapped int
 	// Repeats are records ignored because they had been applied before. Gaps and
 	// Fenced are refused ones. UnknownRemoved are blocks reported removed by an
 	// owner that did not hold them. Forgotten are memberships given up because the
@@ -115,6 +119,7 @@ func NewIndexSized(maxBytes int) *Index {
 	if maxBytes > 0 {
 		x.arena.limit = max(maxBytes, 1<<20)
 	}
+	x.arena.owner = x
 	x.seats.byKey = map[seatKey]*seat{}
 	x.readers.now.Store(1)
 	return x
@@ -214,35 +219,42 @@ func (x *Index) view() view { return view{x: x, mem: x.arena.mem} }
 
 // store notes that o holds a run of blocks.
 func (x *Index) store(o *owner, parent BlockHash, hashes []BlockHash) {
-	v := x.view()
-	if len(hashes) > 1 {
-		v.touch(hashes)
-	}
 	var before place // of the block before hashes[0]
 	for first := true; len(hashes) > 0; first = false {
-		if a := v.find(hashes[0]); a != 0 {
-			p := v.place(a)
-			n := x.common(p, hashes)
-			before = place{p.run, p.at + n - 1}
-			x.hold(o, p, n)
-			hashes = hashes[n:]
-			continue
-		}
-		if a := uint32(0); first {
-			if a = v.find(parent); a != 0 {
+		n := min(len(hashes), aims-1)
+		x.aim(hashes[:n], parent)
+		if first && x.known(&x.aims[0]) == 0 {
+			if a := x.known(&x.aims[n]); a != 0 {
+				v := x.view()
 				before = v.place(a)
 			}
 		}
-		p, n := x.extend(before, hashes)
-		if n == 0 { // no memory
+		if before = x.storePart(o, before, x.aims[:n], hashes[:n]); before.run == 0 {
 			x.stats.Forgotten += uint64(len(hashes))
 			return
 		}
+		hashes = hashes[n:]
+	}
+}
+
+// storePart stores hashes behind a place and returns where the last one is; no
+// place if there is no memory.
+func (x *Index) storePart(o *owner, before place, at []aim, hashes []BlockHash) place {
+	for len(at) > 0 {
+		var p place
+		var n uint32
+		if a := x.known(&at[0]); a != 0 {
+			v := x.view()
+			p = v.place(a)
+			n = x.common(p, hashes)
+		} else if p, n = x.extend(before, at); n == 0 {
+			return place{}
+		}
 		x.hold(o, p, n)
 		before = place{p.run, p.at + n - 1}
-		hashes = hashes[n:]
-		v = x.view()
+		at, hashes = at[n:], hashes[n:]
 	}
+	return before
 }
 
 // common is how many hashes the run has from p on, at least 1.
@@ -259,7 +271,7 @@ func (x *Index) common(p place, hashes []BlockHash) uint32 {
 // extend adds new blocks behind a place, or at no place: to its run if that ends
 // there, to a new one otherwise. It returns where they begin and how many there
 // are, up to the next that is known.
-func (x *Index) extend(before place, hashes []BlockHash) (place, uint32) {
+func (x *Index) extend(before place, hashes []aim) (place, uint32) {
 	if before.run != 0 {
 		s := runState(x.run(before.run)[wordState])
 		if before.at+1 == s.length() && s&runSealed == 0 {
@@ -281,7 +293,7 @@ func (x *Index) extend(before place, hashes []BlockHash) (place, uint32) {
 	case before.run == 0:
 		r := x.run(run)
 		atomic.StoreUint64(&r[wordState], r[wordState]|uint64(runHead))
-		x.addHead(run, hashes[0])
+		x.addHead(run, hashes[0].hash)
 	}
 	return place{run, 0}, n
 }

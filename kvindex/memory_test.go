@@ -41,7 +41,7 @@ func TestIndexBytes(t *testing.T) {
 				}
 			}
 		})
-		checkBytes(t, x.Stats().Bytes, heap)
+		checkBytes(t, x.Stats().Bytes, heap+x.arena.mapped)
 	}
 }
 

@@ -205,15 +205,15 @@ func (x *Index) putRun(run uint32) {
 
 // grow appends hashes to a run until one comes that the index knows, and returns
 // how many. It ends before that when the run or the memory is full.
-func (x *Index) grow(run uint32, hashes []BlockHash) (n uint32) {
+func (x *Index) grow(run uint32, hashes []aim) (n uint32) {
 	r := x.run(run)
 	s := runState(r[wordState])
-	v := x.view()
 	length := s.length()
 	var words []uint64 // what is left of the chunk
 	var addr uint32
-	for _, h := range hashes {
-		if v.find(h) != 0 {
+	for i := range hashes {
+		h := &hashes[i]
+		if i > 0 && x.known(h) != 0 { // who calls knows that the first is not
 			break
 		}
 		if len(words) == 0 {
@@ -221,7 +221,7 @@ func (x *Index) grow(run uint32, hashes []BlockHash) (n uint32) {
 				break
 			}
 		}
-		words[0] = uint64(h)
+		words[0] = uint64(h.hash)
 		a := addr
 		if length == 0 {
 			a |= startFlag
@@ -332,20 +332,22 @@ func (x *Index) truncate(run, length uint32) {
 	r := x.run(run)
 	s := runState(r[wordState])
 	v := x.view()
-	list := x.hashBuf[:0]
-	for at := length; at < s.length(); at++ {
-		list = append(list, v.hash(run, r, at))
-	}
-	v.touch(list)
-	for i, h := range list {
-		at := length + uint32(i)
-		a := v.address(run, r, at)
-		if at == 0 {
-			a |= startFlag
+	list := make([]BlockHash, 0, aims-1)
+	for from := length; from < s.length(); from += uint32(len(list)) {
+		list = list[:0]
+		for at := from; at < min(from+aims-1, s.length()); at++ {
+			list = append(list, v.hash(run, r, at))
 		}
-		x.erase(h, a)
+		x.aim(list, 0)
+		for i := range list {
+			at := from + uint32(i)
+			a := v.address(run, r, at)
+			if at == 0 {
+				a |= startFlag
+			}
+			x.erase(&x.aims[i], a)
+		}
 	}
-	x.hashBuf = list
 	x.setState(r, s.with(length, s.end(), s.held())|runSealed)
 	for n := chunksOf(length); n < chunksOf(s.length()); n++ {
 		x.retire(v.address(run, r, runHashes+n<<chunkBits), chunkWords)

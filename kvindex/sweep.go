@@ -158,7 +158,7 @@ func (x *Index) bytes() int {
 	if l := x.heads.list.Load(); l != nil {
 		n += 8 * len(*l)
 	}
-	n += 16*cap(x.entryBuf) + 8*cap(x.hashBuf)
+	n += 16*cap(x.entryBuf)
 	for i := range x.table.parts {
 		if d := x.table.parts[i].dir.Load(); d != nil {
 			n += 40 + 8*len(d.segs)

@@ -155,42 +155,90 @@ func (v *view) findIn(b *[8]uint64, tag uint64, h BlockHash) uint32 {
 	return 0
 }
 
-// touch asks for the buckets of hashes, all at a time, before they are looked up
-// one after the other.
-func (v *view) touch(hashes []BlockHash) (sum uint64) {
-	for _, h := range hashes {
-		x := spread(h)
-		d := v.x.table.parts[partOf(x)].dir.Load()
-		if d == nil {
-			continue
-		}
-		addr, n, _ := segmentOf(atomic.LoadUint64(&d.segs[d.index(x)]))
-		sum += atomic.LoadUint64(&v.line(addr + bucketOf(x, n)*lineWords)[0])
+// aim is where a hash belongs, for the writer.
+type aim struct {
+	hash    BlockHash
+	mixed   uint64
+	segment uint64
+	home    *[8]uint64 // nil if the part has no segment yet
+	growth  int        // x.growth when it was made
+}
+
+// aims is how many hashes a writer aims at at a time.
+const aims = 64
+
+// aim makes x.aims for hashes and one more, aims of them at most, and asks for
+// their buckets, all at a time: each is somewhere else in memory.
+func (x *Index) aim(hashes []BlockHash, more BlockHash) {
+	for i, h := range hashes {
+		x.aims[i].at(x, h)
 	}
-	return sum
+	x.aims[len(hashes)].at(x, more)
+	sum := uint64(0)
+	for i := range len(hashes) + 1 {
+		if b := x.aims[i].home; b != nil {
+			sum += b[0]
+		}
+	}
+	x.touched += sum // somebody has to want it
+}
+
+func (a *aim) at(x *Index, h BlockHash) {
+	m := spread(h)
+	a.hash, a.mixed, a.growth, a.home = h, m, x.growth, nil
+	if d := x.table.parts[partOf(m)].dir.Load(); d != nil {
+		a.segment = d.segs[d.index(m)]
+		addr, n, _ := segmentOf(a.segment)
+		a.home = x.arena.mem.line(addr + bucketOf(m, n)*lineWords)
+	}
+}
+
+// known is the address of the hash aimed at, or 0.
+func (x *Index) known(a *aim) uint32 {
+	if a.growth != x.growth {
+		a.at(x, a.hash)
+	}
+	if a.home == nil {
+		return 0
+	}
+	addr, n, depth := segmentOf(a.segment)
+	tag := tagOf(a.mixed, depth)
+	v := x.view()
+	if f := v.findIn(a.home, tag, a.hash); f != 0 || passed(a.home) == 0 {
+		return f
+	}
+	o := otherBucket(tag, bucketOf(a.mixed, n), n)
+	return v.findIn(x.arena.mem.line(addr+o*lineWords), tag|tagOther, a.hash)
 }
 
 // insert enters a hash that is not there. It reports false if there is no
 // memory for it.
-func (x *Index) insert(h BlockHash, addr uint32) bool {
-	m := spread(h)
-	p := &x.table.parts[partOf(m)]
-	d := p.dir.Load()
-	if d == nil {
+func (x *Index) insert(a *aim, addr uint32) bool {
+	p := &x.table.parts[partOf(a.mixed)]
+	if p.dir.Load() == nil {
 		seg := x.newSegment(firstBuckets)
 		if seg == 0 {
 			return false
 		}
-		d = &directory{segs: []uint64{segmentWord(seg, firstBuckets, 0)}}
-		p.dir.Store(d)
+		p.dir.Store(&directory{segs: []uint64{segmentWord(seg, firstBuckets, 0)}})
+		x.growth++
 	}
-	for !x.put(d.segs[d.index(m)], m, addr) {
-		if !x.growSegment(p, m) {
+	for {
+		if a.growth != x.growth {
+			a.at(x, a.hash)
+		}
+		if i := freeSlot(a.home); i < slots {
+			_, _, depth := segmentOf(a.segment)
+			setEntry(a.home, i, tagOf(a.mixed, depth), addr)
+			return true
+		}
+		if x.put(a.segment, a.mixed, addr) {
+			return true
+		}
+		if !x.growSegment(p, a.mixed) {
 			return false
 		}
-		d = p.dir.Load()
 	}
-	return true
 }
 
 // put puts an entry into a segment if one of its two buckets has room, or gets it.
@@ -262,17 +310,15 @@ func setTag(b *[8]uint64, i int, tag uint64) {
 }
 
 // erase takes out the entry of a hash at an address.
-func (x *Index) erase(h BlockHash, addr uint32) {
-	m := spread(h)
-	d := x.table.parts[partOf(m)].dir.Load()
-	base, n, depth := segmentOf(d.segs[d.index(m)])
-	at, tag := bucketOf(m, n), tagOf(m, depth)
-	home := x.arena.mem.line(base + at*lineWords)
-	if eraseIn(home, tag, addr) {
+func (x *Index) erase(a *aim, addr uint32) {
+	base, n, depth := segmentOf(a.segment)
+	tag := tagOf(a.mixed, depth)
+	if eraseIn(a.home, tag, addr) {
 		return
 	}
-	if eraseIn(x.arena.mem.line(base+otherBucket(tag, at, n)*lineWords), tag|tagOther, addr) {
-		x.passBy(home, -1)
+	o := otherBucket(tag, bucketOf(a.mixed, n), n)
+	if eraseIn(x.arena.mem.line(base+o*lineWords), tag|tagOther, addr) {
+		x.passBy(a.home, -1)
 	}
 }
 
@@ -297,6 +343,7 @@ func (x *Index) newSegment(buckets uint32) uint32 {
 
 // growSegment makes room where a mixed hash belongs.
 func (x *Index) growSegment(p *part, m uint64) bool {
+	x.growth++
 	d := p.dir.Load()
 	i := d.index(m)
 	addr, n, depth := segmentOf(d.segs[i])
