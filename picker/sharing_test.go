@@ -89,7 +89,7 @@ func newSharing(t *testing.T, r *rand.Rand) *sharing {
 func TestSharingAgainstNaive(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
-	for history := range uint64(40) {
+	for history := range uint64(20) {
 		s := newSharing(t, rand.New(rand.NewPCG(seed, history)))
 		for range 1500 {
 			s.step()
