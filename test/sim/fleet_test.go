@@ -59,6 +59,7 @@ func run(t *testing.T, c sim.Config) *sim.Result {
 }
 
 func TestEveryPolicyRepeats(t *testing.T) {
+	t.Parallel()
 	for _, p := range sim.Policies() {
 		t.Run(p.Name, func(t *testing.T) {
 			t.Parallel()
@@ -77,6 +78,7 @@ func TestEveryPolicyRepeats(t *testing.T) {
 // TestWorse holds what each axis of the robustness study does: nobody is lost,
 // and what routers know less of costs hits.
 func TestWorse(t *testing.T) {
+	t.Parallel()
 	plain := run(t, small(t, sim.Ours))
 	last := small(t, sim.Ours).Trace.Entries[319].At
 	for _, a := range sim.Axes(last) {

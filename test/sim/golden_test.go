@@ -26,6 +26,7 @@ func loadTrace(t *testing.T, name string, limit int) sim.Trace {
 // TestGolden is the bar for trusting the simulator: it has to reproduce Dynamo's
 // own replay. With the race detector only the smaller trace is played.
 func TestGolden(t *testing.T) {
+	t.Parallel()
 	list, err := sim.LoadGolden(filepath.Join("..", "data", "dynamo-replay", "golden.json"))
 	if err != nil {
 		t.Fatal(err)

@@ -114,7 +114,7 @@ type bar struct {
 }
 
 // bars draws shares in percent with marks for bounds.
-func bars(title string, list []bar, marks []bar) string {
+func bars(title string, list, marks []bar) string {
 	const row, left = 20, 150
 	most := 0.0
 	for _, x := range append(append([]bar(nil), list...), marks...) {
@@ -135,7 +135,8 @@ func bars(title string, list []bar, marks []bar) string {
 	for i, m := range marks {
 		x, bottom := at(m.value), plotTop+row*len(list)
 		fmt.Fprintf(&b, `<line x1="%.1f" y1="%d" x2="%.1f" y2="%d" stroke="%s" stroke-dasharray="4 3"/>`, x, plotTop-4, x, bottom, m.color)
-		fmt.Fprintf(&b, `<text x="%.1f" y="%d" font-size="11" fill="%s" text-anchor="middle">%s %.1f</text>`, x, bottom+14+14*i, m.color, m.name, 100*m.value)
+		fmt.Fprintf(&b, `<text x="%.1f" y="%d" font-size="11" fill="%s" text-anchor="middle">%s %.1f</text>`,
+			x, bottom+14+14*i, m.color, m.name, 100*m.value)
 	}
 	b.WriteString("</svg>\n")
 	return b.String()

@@ -99,8 +99,7 @@ func (r *router) follow(e *engine, records []kvindex.Record) {
 
 // gap asks for a snapshot after lost records.
 func (r *router) gap(rec *kvindex.Record, err error) {
-	var gap *kvindex.GapError
-	if !errors.As(err, &gap) {
+	if _, ok := errors.AsType[*kvindex.GapError](err); !ok {
 		r.fleet.failed = err
 		return
 	}

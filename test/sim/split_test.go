@@ -9,6 +9,7 @@ import (
 // TestSplit: every request is answered whichever rule sends prefills away, and
 // what the rules send costs what a transfer costs.
 func TestSplit(t *testing.T) {
+	t.Parallel()
 	for _, p := range append(sim.SplitRules(), mustFind(t, sim.Ours)) {
 		t.Run(p.Name, func(t *testing.T) {
 			t.Parallel()

@@ -150,7 +150,7 @@ func (p *Plan) speeds(ctx context.Context, base Config) (map[string]float64, err
 		}
 		out[l.name] = speed * l.times
 		base.Speed = out[l.name]
-		p.say("%s, %d blocks: %s load at speed %.3f", base.Trace.Name, base.Blocks, l.name, out[l.name])
+		p.sayf("%s, %d blocks: %s load at speed %.3f", base.Trace.Name, base.Blocks, l.name, out[l.name])
 	}
 	return out, nil
 }
@@ -162,7 +162,7 @@ func (p *Plan) load(ctx context.Context, base Config, name string, speed float64
 		return nil, err
 	}
 	if p.Progress != nil {
-		p.say("\n%s, %d workers of %d blocks, %s (speed %.3f)", base.Trace.Name, base.Workers, base.Blocks, name, speed)
+		p.sayf("\n%s, %d workers of %d blocks, %s (speed %.3f)", base.Trace.Name, base.Workers, base.Blocks, name, speed)
 		if err := Print(p.Progress, p.Policies, results); err != nil {
 			return nil, err
 		}
@@ -219,11 +219,11 @@ func (p *Plan) capacities(ctx context.Context, base Config, c *Case) error {
 	for i, policy := range list {
 		c.Capacity[policy.Name] = found[i]
 	}
-	p.say("%s, %d blocks: capacities done", base.Trace.Name, base.Blocks)
+	p.sayf("%s, %d blocks: capacities done", base.Trace.Name, base.Blocks)
 	return nil
 }
 
-func (p *Plan) say(format string, args ...any) {
+func (p *Plan) sayf(format string, args ...any) {
 	if p.Progress != nil {
 		fmt.Fprintf(p.Progress, format+"\n", args...)
 	}

@@ -2,6 +2,7 @@ package sim
 
 import (
 	"container/list"
+	"slices"
 	"time"
 
 	"github.com/kvlane/kvlane/kvindex"
@@ -58,12 +59,12 @@ func (t Trace) hitRate(blocks int) float64 {
 			n++
 		}
 		hits += n * t.BlockSize
-		for i := len(e.Blocks) - 1; i >= 0; i-- { // the first block ends up most recent
-			if at := place[e.Blocks[i]]; at != nil {
+		for _, b := range slices.Backward(e.Blocks) { // the first block ends up most recent
+			if at := place[b]; at != nil {
 				recent.MoveToFront(at)
 				continue
 			}
-			place[e.Blocks[i]] = recent.PushFront(e.Blocks[i])
+			place[b] = recent.PushFront(b)
 		}
 		for blocks > 0 && recent.Len() > blocks {
 			last := recent.Back()

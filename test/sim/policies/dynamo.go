@@ -93,7 +93,8 @@ func (p *Dynamo) Done(r *Request, w int, now time.Duration) {
 	p.First(r, w, now)
 	a := &p.active[w]
 	for _, b := range r.Blocks {
-		if a.blocks[b]--; a.blocks[b] == 0 {
+		a.blocks[b]--
+		if a.blocks[b] == 0 {
 			delete(a.blocks, b)
 		}
 	}

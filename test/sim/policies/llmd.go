@@ -77,12 +77,12 @@ func (p *Weighted) score(r *Request, w int, f Fleet, shortest, longest int, hit 
 // holder has Margin tokens more than the best of the others, all are candidates.
 // It counts the tokens that it sent, until their first token.
 type TokenAware struct {
+	flight
+
 	Rand      *rand.Rand
 	BlockSize int
 	Threshold float64
 	Margin    int // tokens: the peak prefill rate times the longest wait for a hit
-
-	flight
 }
 
 // flight counts the uncached tokens sent to each worker and not prefilled yet.

@@ -66,5 +66,8 @@ type Policy interface {
 // stateless is for rules that learn nothing from answers.
 type stateless struct{}
 
+// First implements [Policy].
 func (stateless) First(*Request, int, time.Duration) {}
-func (stateless) Done(*Request, int, time.Duration)  {}
+
+// Done implements [Policy].
+func (stateless) Done(*Request, int, time.Duration) {}

@@ -93,8 +93,11 @@ func (s *script) engine(t *testing.T, d *datadriven.TestData) string {
 	cfg.Transfer.SetupMs = setup
 	cfg.EarlyEvents, cfg.EmptyFirst = d.HasArg("early"), d.HasArg("empty-first")
 	price := 0.0
-	if d.MaybeScanArgs(t, "price", &price); price > 0 { // a decoding token costs it, a prefilled one a tenth
-		cfg.StepMs = func(s Step) float64 { return price*float64(s.Decodes) + price/10*float64(s.Tokens) + float64(s.Context)/1000 }
+	d.MaybeScanArgs(t, "price", &price)
+	if price > 0 { // a decoding token costs it, a prefilled one a tenth
+		cfg.StepMs = func(s Step) float64 {
+			return price*float64(s.Decodes) + price/10*float64(s.Tokens) + float64(s.Context)/1000
+		}
 	}
 	// Generated tokens are 100 to 999.
 	cfg.Next = func(state uint64) (uint32, bool) {
