@@ -34,6 +34,30 @@ func Example() {
 	// bookings: 0
 }
 
+// Two replicas of a picker: what one books counts for the other once it has heard
+// of it, which is what the log is for.
+func ExamplePool_Outbox() {
+	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	replica := func(name string) *picker.Pool {
+		config := picker.DefaultConfig()
+		config.Replica = name
+		pool := picker.NewPool(config, timing.Known())
+		pool.Apply(&kvindex.Record{
+			Owner: kvindex.Owner{Worker: "10.0.0.1:8000"}, Epoch: 1, Term: 1, Kind: kvindex.KindHello,
+			Hello: &kvindex.Hello{Address: "10.0.0.1:8000", Ready: true, Model: "base", Served: []string{"chat"}, BlockSize: 16},
+		}, now)
+		return pool
+	}
+	a, b := replica("a"), replica("b")
+	a.Pick(&picker.Request{ID: "request-1", Model: "chat", ISL: 4000}, now)
+	<-a.Outgoing()
+	for _, record := range a.Outbox(nil) {
+		b.Apply(&record, now.Add(time.Millisecond))
+	}
+	fmt.Println(b.Stats(now).PerWorker[0].Requests, "request on the worker,", b.Stats(now).Shared, "of another replica")
+	// Output: 1 request on the worker, 1 of another replica
+}
+
 // A snapshot made by hand: the same request and fleet always give the same plan.
 func ExamplePick() {
 	deployment, err := timing.Known().Find(timing.DefaultDeployment)
