@@ -217,7 +217,7 @@ func (a *Agent) makeFeeds() {
 	model := func() string { return a.prober.state.Load().Models.Base }
 	for i, events := range a.cfg.KVEvents {
 		replay := ""
-		if i < len(a.cfg.KVReplay) {
+		if i < len(a.cfg.KVReplay) && !polled(events) {
 			replay = a.cfg.KVReplay[i]
 		}
 		a.feeds = append(a.feeds, newFeed(a.cfg, uint16(i), events, replay, model, a.publisher, a.metrics, a.deps.Logger))

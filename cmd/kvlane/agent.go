@@ -27,6 +27,7 @@ type agentFlags struct {
 	log        string
 	redis      string
 	pool       string
+	kvGroups   string
 	noFallback bool
 	logLevel   string
 	logFormat  string
@@ -81,8 +82,11 @@ func addAgentFlags(cmd *cobra.Command, cfg *workers.Config, f *agentFlags) {
 	fl.StringVar(&f.redis, "redis", "", "URL of the Redis that holds the log, in place of --log (environment: KVLANE_REDIS)")
 	fl.StringVar(&f.pool, "pool", config.Default().Log.Pool, "name of the pool in Redis, the same as the picker's")
 	fl.StringVar(&f.role, "role", kvindex.RoleAggregated.String(), "aggregated, prefill or decode")
-	fl.StringSliceVar(&cfg.KVEvents, "kv-events", cfg.KVEvents, "ZMQ endpoints of the engine's KV events, one per data-parallel rank; empty for none")
+	fl.StringSliceVar(&cfg.KVEvents, "kv-events", cfg.KVEvents, "ZMQ endpoints of the engine's KV events, one per data-parallel rank, or TensorRT-LLM's http://HOST:PORT/kv_cache_events; empty for none")
 	fl.StringSliceVar(&cfg.KVReplay, "kv-replay", cfg.KVReplay, "ZMQ replay endpoints, in the same order; empty for none")
+	fl.StringVar(&f.kvGroups, "kv-groups", "", "the engine's KV-cache groups in its order, like full,window:128,state::528, if its events do not say it")
+	fl.BoolVar(&cfg.KVEagle, "kv-eagle", false, "the engine drafts by EAGLE or MTP and computes the last cached block anew")
+	fl.IntVar(&cfg.BlockSize, "block-size", 0, "tokens of a block, if neither metrics nor events say it")
 	fl.StringVar(&cfg.Deployment, "deployment", "", "name of the timing constants to start from")
 	fl.StringVar(&cfg.Secret, "secret", "", "secret of the pool, the same as the picker's (environment: KVLANE_SECRET)")
 	fl.StringSliceVar(&cfg.PrefillAllow, "prefill-allow", nil, "ip:port of prefill workers that a header may name (default: those in the log)")
@@ -105,6 +109,9 @@ func runAgent(ctx context.Context, cfg workers.Config, f agentFlags) error {
 	cfg.Role, cfg.WorkerID, cfg.PrefillFallback = role, kvindex.WorkerID(f.workerID), !f.noFallback
 	if len(cfg.KVEvents) == 0 {
 		cfg.KVReplay = nil
+	}
+	if cfg.KVGroups, err = kvindex.ParseGroups(f.kvGroups); err != nil {
+		return fmt.Errorf("kv-groups: %w", err)
 	}
 	var level slog.Level
 	if err := level.UnmarshalText([]byte(f.logLevel)); err != nil {

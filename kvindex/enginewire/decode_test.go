@@ -168,7 +168,10 @@ func randomEvent(r *rand.Rand) Event {
 	if e.Kind == Removed {
 		return e
 	}
-	e.GroupKind = []string{"full_attention", "mla_attention", "sink_full_attention"}[r.IntN(3)]
+	e.GroupKind = []string{"full_attention", "mla_attention", "sink_full_attention", "mamba", "sliding_window"}[r.IntN(5)]
+	if e.GroupKind == "sliding_window" {
+		e.Window = r.IntN(1 << r.IntN(20))
+	}
 	if h := randomHash(r); r.IntN(2) == 0 && !seen[h] {
 		e.Parent = &h
 	}

@@ -85,7 +85,12 @@ func appendMapEvent(dst []byte, e *Event) []byte {
 }
 
 func appendStoredMap(dst []byte, e *Event) []byte {
-	dst = append(dst, 0x8b)
+	if e.Window > 0 {
+		dst = append(dst, 0x8c)
+		dst = appendUint(appendText(dst, "kv_cache_spec_sliding_window"), uint64(e.Window))
+	} else {
+		dst = append(dst, 0x8b)
+	}
 	dst = appendKeyText(dst, "type", e.Kind.String())
 	dst = appendHashes(appendText(dst, "block_hashes"), e.Hashes)
 	dst = appendParent(appendText(dst, "parent_block_hash"), e.Parent)
@@ -102,7 +107,11 @@ func appendStoredMap(dst []byte, e *Event) []byte {
 func appendArrayEvent(dst []byte, e *Event) []byte {
 	switch e.Kind {
 	case Stored:
-		dst = appendArray(dst, 11)
+		n := 11
+		if e.Window > 0 {
+			n = 12
+		}
+		dst = appendArray(dst, n)
 		dst = appendText(dst, e.Kind.String())
 		dst = appendHashes(dst, e.Hashes)
 		dst = appendParent(dst, e.Parent)
@@ -113,7 +122,11 @@ func appendArrayEvent(dst []byte, e *Event) []byte {
 		dst = appendLoRAName(dst, e.LoRA)
 		dst = appendExtra(dst, e)
 		dst = appendUint(dst, uint64(e.Group))
-		return appendText(dst, e.kindWord())
+		dst = appendText(dst, e.kindWord())
+		if e.Window > 0 {
+			dst = appendUint(dst, uint64(e.Window))
+		}
+		return dst
 	case Removed:
 		dst = appendArray(dst, 4)
 		dst = appendText(dst, e.Kind.String())
