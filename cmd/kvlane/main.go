@@ -9,10 +9,12 @@ import (
 	"runtime/debug"
 	"syscall"
 
+	redislogging "github.com/redis/go-redis/v9/logging"
 	"github.com/spf13/cobra"
 )
 
 func main() {
+	redislogging.Disable() // it writes a line for each try; the log's status says all that
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := newRootCommand().ExecuteContext(ctx)
 	stop()

@@ -121,6 +121,7 @@ func (p *parts) serve(ctx context.Context, c config.Config, open listeners, logg
 		})
 	}
 	part("follow the log", func() error { return p.follower.run(ctx) })
+	part("hold workers", func() error { return p.follower.hold(ctx) })
 	part("drop silent workers", func() error { return p.follower.dropSilent(ctx) })
 	part("watch the log", func() error { return p.log.watch(ctx, p.server.SetReports, logger) })
 	if p.log.embedded != nil {

@@ -20,6 +20,10 @@ const retryAfter = 200 * time.Millisecond
 // dropEvery is the pause between two looks for workers that left without a word.
 const dropEvery = 5 * time.Second
 
+// holdEvery is how often the leases of the workers are renewed here while the log
+// is away: well below the shortest lease of an agent, 3 s.
+const holdEvery = 500 * time.Millisecond
+
 // regainEvery is the least time between two tails that begin anew for what the
 // index has lost.
 const regainEvery = 5 * time.Second
@@ -134,6 +138,30 @@ func (f *follower) note(r *kvindex.Record) {
 }
 
 func (f *follower) readyWorkers() int { return f.pool.Stats(time.Now()).Ready }
+
+// hold keeps the workers in the pool while the log is away: nobody can renew a
+// lease then, and what was there a moment ago is the best that is known. The log's
+// tail repeats their Hellos, too, but a busy machine may be late with that.
+func (f *follower) hold(ctx context.Context) error {
+	if f.log.redis == nil {
+		return nil
+	}
+	tick := time.NewTicker(holdEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case now := <-tick.C:
+			if f.log.redis.Status().Connected {
+				continue
+			}
+			for _, hello := range f.members.hellos() {
+				f.pool.Apply(&hello, now)
+			}
+		}
+	}
+}
 
 // dropSilent takes workers out that the pool has given up: their lease ran out
 // long ago. The own log then says Bye for them. In Redis, leases end by themselves
