@@ -20,6 +20,8 @@ const (
 	retryFirst     = 100 * time.Millisecond
 	retryMost      = time.Second
 	byeTimeout     = 2 * time.Second
+	// checkpointTimeout bounds a checkpoint: with a million blocks it is 8 MB.
+	checkpointTimeout = 5 * time.Second
 
 	// maxAppendRecords and maxAppendHashes bound one Append: 32,768 hashes are
 	// 256 KiB, far below gRPC's default limit of 4 MiB.
@@ -342,7 +344,11 @@ func (p *publisher) send(ctx context.Context) {
 	p.flight = f
 	go func() {
 		// A stop must not cut the record that says "not ready".
-		actx, cancel := context.WithTimeout(context.WithoutCancel(ctx), appendTimeout)
+		limit := appendTimeout
+		if f.checkpoint {
+			limit = checkpointTimeout
+		}
+		actx, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
 		defer cancel()
 		if f.checkpoint {
 			p.results <- p.log.Checkpoint(actx, f.records)
@@ -445,14 +451,15 @@ func (p *publisher) landed(err error) error {
 		p.loadAt = time.Time{}
 	}
 	p.helloAt = time.Time{}
-	p.resync()
 	var gap *kvindex.GapError
 	switch {
 	case errors.Is(err, kvindex.ErrFenced):
 		return fmt.Errorf("write as worker %q: %w", p.worker, err)
 	case errors.As(err, &gap):
+		p.resync()
 		p.metrics.LogErrors.WithLabelValues("gap").Inc()
 	default:
+		p.keep(f.records)
 		p.metrics.LogErrors.WithLabelValues("away").Inc()
 		p.metrics.LogUp.Set(0)
 		p.tell(err)
@@ -460,6 +467,19 @@ func (p *publisher) landed(err error) error {
 	p.retry = min(max(2*p.retry, retryFirst), retryMost)
 	p.retryAt = time.Now().Add(p.retry)
 	return nil
+}
+
+// keep puts the numbered records of an Append that may have failed before those
+// that wait: a log that has some of them takes them for repeats.
+func (p *publisher) keep(records []kvindex.Record) {
+	if p.dirty {
+		return
+	}
+	numbered := slices.DeleteFunc(records, func(r kvindex.Record) bool { return !r.Kind.Sequenced() })
+	for i := range numbered {
+		p.pendingHashes += weight(&numbered[i])
+	}
+	p.pending = append(numbered, p.pending...)
 }
 
 // tell passes on a change of whether the log can be reached.
