@@ -123,9 +123,11 @@ func (x *Index) addCopies(o *owner, run, a, b uint32) {
 		o.copies = map[BlockHash]uint32{}
 	}
 	v, r := x.view(), x.run(run)
+	x.copies -= len(o.copies)
 	for ; a < b; a++ {
 		o.copies[v.hash(run, r, a)]++
 	}
+	x.copies += len(o.copies)
 }
 
 // addHolding enters a holding of a slot that has none that touches it.
@@ -237,6 +239,7 @@ func (x *Index) uncover(o *owner, run, a, b uint32) {
 				break
 			} else if n == 1 {
 				delete(o.copies, h)
+				x.copies--
 				break
 			}
 		}

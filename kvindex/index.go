@@ -71,9 +71,10 @@ type Index struct {
 	// idleFloor is idleFloor; tests have less.
 	idleFloor int
 	// blocks and idle are the sums of the runs' held and idle blocks, dead slots'
-	// included; memberships does not count those.
-	blocks, idle, runs, memberships int
-	stats                           IndexStats
+	// included; memberships does not count those. copies is the number of entries in
+	// the owners' copies.
+	blocks, idle, runs, memberships, copies int
+	stats                                   IndexStats
 }
 
 // IndexStats counts what an [Index] holds and has met.
@@ -109,7 +110,8 @@ type OwnerState struct {
 func NewIndex() *Index { return NewIndexSized(0) }
 
 // NewIndexSized is an empty index that reserves about maxBytes at most, at least
-// 1 MiB; 0 is no limit. When seven eighths are in use it forgets runs of blocks
+// 1 MiB; 0 is no limit. (Blocks that an owner holds in several copies can cost as
+// much again.) When seven eighths are in use it forgets runs of blocks
 // that no query has met for longest, together with what follows them in the run:
 // a query that meets a block has met all before it, so the ends of old
 // conversations go first and shared beginnings last. What is forgotten counts as

@@ -175,16 +175,17 @@ func (c *indexCheck) totals(words int) {
 	if c.runs != x.runs || c.held != x.blocks || c.idle != x.idle {
 		c.fault("runs %d, held %d, idle %d; index says %d, %d, %d", c.runs, c.held, c.idle, x.runs, x.blocks, x.idle)
 	}
-	members := 0
+	members, copies := 0, 0
 	for _, o := range x.owners {
+		copies += len(o.copies)
 		members += o.held
 		if c.slots[o.slot] != o.held {
 			c.fault("%s: runs have %d blocks, owner says %d", o.Owner, c.slots[o.slot], o.held)
 		}
 		delete(c.slots, o.slot)
 	}
-	if members != x.memberships {
-		c.fault("owners hold %d, index says %d", members, x.memberships)
+	if members != x.memberships || copies != x.copies {
+		c.fault("owners hold %d and %d copies, index says %d and %d", members, copies, x.memberships, x.copies)
 	}
 	for _, d := range x.seats.dying {
 		delete(c.slots, d.slot)

@@ -47,7 +47,7 @@ func (r *region) take(owner *Index, words int) []uint64 {
 		runtime.AddCleanup(owner, func(b []byte) { _ = syscall.Munmap(b) }, b)
 		skip := -uintptr(unsafe.Pointer(&b[0])) % hugeBytes //nolint:gosec // only to align
 		b = b[skip : skip+regionBytes]
-		_ = syscall.Madvise(b, syscall.MADV_HUGEPAGE) // without it, pages are small
+		_ = syscall.Madvise(b, syscall.MADV_HUGEPAGE)                      // without it, pages are small
 		r.words = unsafe.Slice((*uint64)(unsafe.Pointer(&b[0])), len(b)/8) //nolint:gosec // aligned, and as long
 	}
 	w := r.words[:words:words]

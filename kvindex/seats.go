@@ -148,6 +148,7 @@ func (x *Index) empty(o *owner) {
 		x.bury(old)
 	}
 	x.memberships -= o.held
+	x.copies -= len(o.copies)
 	o.held, o.copies = 0, nil
 }
 
@@ -161,6 +162,7 @@ func (x *Index) bury(slot uint32) {
 func (x *Index) leave(o *owner) {
 	x.groups.empty(o.Owner)
 	x.memberships -= o.held
+	x.copies -= len(o.copies)
 	x.bury(o.slot)
 	delete(x.owners, o.Owner)
 	x.last = nil

@@ -150,22 +150,27 @@ func (x *Index) allRuns() iter.Seq[uint32] {
 	}
 }
 
+// Memory in Go's maps: of an owner, and of a block with copies.
+const (
+	ownerBytes = 256
+	copyBytes  = 32
+)
+
 // bytes is what the index has reserved.
 func (x *Index) bytes() int {
-	const ownerBytes = 256 // with its places in two maps
 	n := int(unsafe.Sizeof(*x)) + x.arena.reserved + 16*cap(x.arena.limbo) + 4*cap(x.slabs) + 8*cap(x.scratch)
 	n += cap(x.seats.all()) * int(unsafe.Sizeof(slotInfo{}))
 	if l := x.heads.list.Load(); l != nil {
 		n += 8 * len(*l)
 	}
-	n += 16*cap(x.entryBuf)
+	n += 16 * cap(x.entryBuf)
 	for i := range x.table.parts {
 		if d := x.table.parts[i].dir.Load(); d != nil {
 			n += 40 + 8*len(d.segs)
 		}
 	}
 	for _, o := range x.owners {
-		n += ownerBytes + 32*len(o.copies)
+		n += ownerBytes + copyBytes*len(o.copies)
 	}
 	return n
 }
@@ -203,7 +208,7 @@ func (x *Index) collect() {
 
 // short reports that the budget is nearly used up.
 func (x *Index) short() bool {
-	return x.arena.limit > 0 && x.arena.used*8 > x.arena.limit/16*14
+	return x.arena.limit > 0 && x.arena.used*8+x.copies*copyBytes > x.arena.limit/16*14
 }
 
 // forget takes a run from all who hold it.
@@ -242,9 +247,11 @@ func (x *Index) forgetHolding(run uint32, r *[8]uint64, i int) {
 	x.memberships -= n
 	x.stats.Forgotten += uint64(n)
 	if len(o.copies) > 0 {
+		x.copies -= len(o.copies)
 		v := x.view()
 		for at := h.from(); at < h.to(); at++ {
 			delete(o.copies, v.hash(run, r, at))
 		}
+		x.copies += len(o.copies)
 	}
 }
