@@ -21,8 +21,6 @@ const (
 	shardEvery = 5 * time.Second
 	// partsAtOnce are uploaded or read in one round trip: half a megabyte.
 	partsAtOnce = 8
-	// checkpointTimeout bounds the whole of one.
-	checkpointTimeout = 5 * time.Second
 )
 
 // marks is where a writer's snapshot lies in its shard.
@@ -77,8 +75,6 @@ func (l *Log) Checkpoint(ctx context.Context, records []kvindex.Record) error {
 	w := l.writer(records[0].Owner.Worker)
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	ctx, cancel := context.WithTimeout(ctx, checkpointTimeout)
-	defer cancel()
 	err := l.checkpoint(ctx, w, records)
 	l.status.count(func(s *Status) {
 		if err != nil {
@@ -123,11 +119,7 @@ func (l *Log) checkpoint(ctx context.Context, w *writer, records []kvindex.Recor
 			size += len(p)
 		}
 	}
-	args := append([]any{
-		w.token, w.shard, string(w.name), generation, len(parts), w.lease.Milliseconds(),
-		l.opts.Margin.Milliseconds(), l.opts.Keep.Milliseconds(), l.opts.MaxAge.Milliseconds(),
-	}, fields...)
-	ok, total, err := l.mark(ctx, args)
+	ok, total, err := l.mark(ctx, w, generation, len(parts), fields)
 	if err != nil {
 		return err
 	}
@@ -153,7 +145,13 @@ func (l *Log) upload(ctx context.Context, key string, parts [][]byte, ttl time.D
 	return err
 }
 
-func (l *Log) mark(ctx context.Context, args []any) (ok bool, total int64, err error) {
+// mark moves the worker's mark to the end of its shard. It returns false if another
+// writer was there.
+func (l *Log) mark(ctx context.Context, w *writer, generation string, parts int, fields []any) (ok bool, total int64, err error) {
+	args := append([]any{
+		w.token, w.shard, string(w.name), generation, parts, w.lease.Milliseconds(), l.opts.Margin.Milliseconds(),
+		l.opts.Keep.Milliseconds(), l.opts.MaxAge.Milliseconds(), poolTTL.Milliseconds(),
+	}, fields...)
 	reply, err := l.run(ctx, l.scripts.checkpoint, args...)
 	if err != nil || len(reply) < 2 {
 		return false, 0, err
@@ -170,10 +168,7 @@ func (l *Log) bump(ctx context.Context, w *writer) {
 		return
 	}
 	m.bumped = time.Now()
-	ok, total, err := l.mark(ctx, []any{
-		w.token, w.shard, string(w.name), "", 0, w.lease.Milliseconds(),
-		l.opts.Margin.Milliseconds(), l.opts.Keep.Milliseconds(), l.opts.MaxAge.Milliseconds(),
-	})
+	ok, total, err := l.mark(ctx, w, "", 0, nil)
 	if err == nil && ok {
 		m.total, m.now, m.own, m.at = total, total, 0, m.bumped
 	}

@@ -34,6 +34,9 @@
 // the oldest mark of a living worker is trimmed, except that a worker which made no
 // snapshot for MaxAge loses its place and has to write all anew.
 //
+// It needs Redis 6.2 or later, or Valkey, with room for what it keeps and without
+// eviction (maxmemory-policy noeviction).
+//
 // It does not retry an Append (the caller knows what has become stale), does not
 // know what a worker holds (the writer gives its content when [Log.CheckpointDue]
 // says so), and never makes anybody wait who only picks.

@@ -22,7 +22,7 @@ func TestLogsAgree(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	rng := rand.New(rand.NewPCG(seed, 1))
-	for round := range 10 {
+	for round := range 6 {
 		pool := func(o *Options) { o.Pool = fmt.Sprint("round", round) }
 		h := &history{
 			rng: rng, embedded: memlog.New(memlog.Options{}),

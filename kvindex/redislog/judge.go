@@ -14,7 +14,7 @@ type plan struct {
 	judged   int   // accepted or repeats
 	fault    error // of the record behind them
 	bytes    int
-	content  bool // a record changes what an owner holds
+	content  bool // what an owner holds is changed
 	bye      bool
 }
 
@@ -39,13 +39,12 @@ func (w *writer) judge(records []kvindex.Record) *plan {
 		p.accepted = append(p.accepted, r)
 		p.bytes += recordBytes(r)
 		p.bye = r.Kind == kvindex.KindBye
-		p.content = p.content || changes(r)
 	}
 	return p
 }
 
-// changes reports whether a record changes what an owner holds. A Removed without
-// blocks only asks whether the log still knows the owner.
+// changes reports whether a record that follows changes what an owner holds. A
+// Removed without blocks only asks whether the log still knows the owner.
 func changes(r *kvindex.Record) bool {
 	switch r.Kind {
 	case kvindex.KindStored, kvindex.KindCleared:
@@ -84,6 +83,7 @@ func (w *writer) one(p *plan, r *kvindex.Record) (bool, error) {
 	case r.Kind.Sequenced() && step == kvindex.StepIgnore:
 		return false, nil
 	}
+	p.content = p.content || step == kvindex.StepReset || changes(r)
 	p.owners[r.Owner] = ownerState{cursor: next, term: r.Term}
 	return true, nil
 }

@@ -184,3 +184,48 @@ func TestAppendAndTail(t *testing.T) {
 		}
 	}
 }
+
+// TestBump: a quiet worker's mark moves on without a new snapshot, and stays where it
+// is when content changed, by whatever record.
+func TestBump(t *testing.T) {
+	s := redistest.Start(t, redistest.Options{})
+	o := device("w")
+	learned := func(epoch, seq uint64) kvindex.Record {
+		return kvindex.Record{Owner: o, Epoch: epoch, Term: 1, Seq: seq, Kind: kvindex.KindLearned, Learned: &kvindex.Learned{Chunks: []kvindex.ChunkHash{1}}}
+	}
+	anchor := kvindex.Record{Owner: o, Epoch: 1, Term: 1, Seq: 2, Kind: kvindex.KindRemoved, Removed: &kvindex.Removed{}}
+	removed := anchor
+	removed.Removed = &kvindex.Removed{Hashes: []kvindex.BlockHash{10}}
+	for _, c := range []struct {
+		name  string
+		next  kvindex.Record
+		moves bool
+		want  []kvindex.BlockHash
+	}{
+		{"an empty Removed", anchor, true, []kvindex.BlockHash{10, 11}},
+		{"a Learned", learned(1, 2), true, []kvindex.BlockHash{10, 11}},
+		{"a Learned of a new life", learned(2, 1), false, nil},
+		{"a Removed", removed, false, []kvindex.BlockHash{11}},
+		{"a Cleared", cleared1(o, 2), false, nil},
+	} {
+		s.FlushAll()
+		l := open(t, s.URL(), nil)
+		mustAppend(t, l, hello("w", time.Hour), stored(o, 1, 10, 11))
+		if err := l.Checkpoint(t.Context(), []kvindex.Record{cleared1(o, 1), stored(o, 0, 10, 11)}); err != nil {
+			t.Fatal(err)
+		}
+		key := l.keys.cursor("w")
+		before := s.Do("hget", key, "wm")
+		l.writer("w").marks.bumped = time.Time{} // long ago
+		mustAppend(t, l, c.next)
+		if moved := s.Do("hget", key, "wm") != before; moved != c.moves {
+			t.Errorf("%s: the mark moved: %t", c.name, moved)
+		}
+		r := follow(t, open(t, s.URL(), nil))
+		r.until("the present state", func() bool { return r.complete == 1 })
+		if got := r.index.Blocks(o); !slices.Equal(got, c.want) {
+			t.Errorf("%s: a fresh reader has %v, want %v", c.name, got, c.want)
+		}
+		r.stop()
+	}
+}

@@ -206,6 +206,49 @@ func TestLease(t *testing.T) {
 // names7 is the name that ends like another one's key.
 func names7(names []kvindex.WorkerID) string { return string(names[7]) }
 
+// TestMercy: when Redis itself was away for longer than all leases, nobody is taken
+// for gone before there was time to come back, whoever is heard first.
+func TestMercy(t *testing.T) {
+	s := redistest.Start(t, redistest.Options{})
+	l := open(t, s.URL(), nil)
+	r := follow(t, open(t, s.URL(), nil))
+	mustAppend(t, l, hello("a", 100*time.Millisecond), stored(device("a"), 1, 1))
+	r.until("the worker", func() bool { return r.hellos["a"] > 0 })
+	s.Pause()
+	pauseFor(t, 4*time.Second)
+	s.Continue()
+	mustAppend(t, l, hello("b", time.Hour))
+	log := newKeys("kvlane", "test").log()
+	r.until("the newcomer", func() bool { return r.hellos["b"] > 0 })
+	if s.Do("hget", log, "mercy") == "<nil>" {
+		t.Fatal("no mercy after Redis was away")
+	}
+	r.until("the end of the lease", func() bool { return slices.Contains(r.byes, "a") })
+	if mercy, beat := s.Do("hget", log, "mercy"), s.Do("hget", log, "beat"); beat < mercy {
+		t.Errorf("a lease ended at %s, before the mercy did at %s", beat, mercy)
+	}
+}
+
+// TestLeaseAmongWriters: with no reader there, the workers that are left end the
+// leases of those that are not.
+func TestLeaseAmongWriters(t *testing.T) {
+	s := redistest.Start(t, redistest.Options{})
+	l := open(t, s.URL(), func(o *Options) { o.Margin = time.Hour })
+	mustAppend(t, l, hello("gone", 10*time.Millisecond), stored(device("gone"), 1, 5))
+	mustAppend(t, l, hello("here", time.Hour), stored(device("here"), 1, 5))
+	s.Await("the keys to go", func() bool {
+		if err := l.Checkpoint(t.Context(), []kvindex.Record{cleared1(device("here"), 1), stored(device("here"), 0, 5)}); err != nil {
+			t.Fatal(err)
+		}
+		return !slices.ContainsFunc(s.Keys(), func(k string) bool { return strings.HasSuffix(k, ":gone") })
+	})
+	for _, k := range s.Keys() {
+		if s.Do("pttl", k) == "-1" {
+			t.Errorf("key %s lives for ever", k)
+		}
+	}
+}
+
 // TestLeaseWithoutReaders: with nobody there to end it, a worker's keys go all the
 // same.
 func TestLeaseWithoutReaders(t *testing.T) {

@@ -21,11 +21,9 @@ const (
 	block = 500 * time.Millisecond
 	// beatEvery is the pause between two looks at the log as a whole.
 	beatEvery = time.Second
-	// After silence of all readers (Redis was away) nobody is taken for gone for
-	// mercy: the workers must be able to come back first. Writers do not break the
-	// silence: the first of them to come back must not cost the others their places.
-	silence = 3 * time.Second
-	mercy   = 6 * time.Second
+	// mercy is how long workers have to come back after Redis was away or emptied,
+	// before a reader takes them for gone; the scripts have the same.
+	mercy = 6 * time.Second
 
 	retryFirst = 50 * time.Millisecond
 	retryMost  = time.Second
@@ -200,7 +198,7 @@ func (l *Log) beat(ctx context.Context) (pulse, error) {
 	ctx, cancel := l.limit(ctx)
 	defer cancel()
 	reply, err := l.scripts.beat.Run(ctx, l.client, []string{l.keys.log()}, l.token(), l.opts.Keep.Milliseconds(),
-		l.opts.MaxAge.Milliseconds(), silence.Milliseconds(), mercy.Milliseconds(), poolTTL.Milliseconds()).Slice()
+		l.opts.MaxAge.Milliseconds(), poolTTL.Milliseconds()).Slice()
 	if err != nil {
 		return b, err
 	}

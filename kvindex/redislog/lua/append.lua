@@ -66,4 +66,5 @@ end
 redis.call('ZADD', p .. 'reg', int(ms + lease), member)
 redis.call('PEXPIRE', c, lease + margin)
 if have[3] then redis.call('PEXPIRE', p .. 's:' .. have[3] .. ':' .. worker, lease + margin) end
+alive()
 return {1, id, before, total}

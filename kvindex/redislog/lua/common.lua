@@ -5,6 +5,9 @@ local log = KEYS[1]
 local time = redis.call('TIME')
 local ms = time[1] * 1000 + math.floor(time[2] / 1000)
 local SHARDS, RING = 4, 16
+-- After SILENCE ms without any reader or writer (Redis was away) nobody is taken for
+-- gone for MERCY ms: the workers must be able to come back first.
+local SILENCE, MERCY = 3000, 6000
 
 local function int(n) return string.format('%.0f', n) end
 local function shardless(name) return string.sub(name, 2) end
@@ -56,4 +59,32 @@ local function trim(shard, keep, most)
     end
   end
   redis.call('XTRIM', p .. 'e:' .. shard, 'MINID', '~', int(min) .. '-0')
+end
+
+-- alive notes that somebody was heard, and returns until when leases do not end.
+local function alive()
+  local state = redis.call('HMGET', log, 'beat', 'mercy')
+  local beat, mercy = tonumber(state[1] or '0'), tonumber(state[2] or '0')
+  if beat > 0 and ms - beat > SILENCE then
+    mercy = ms + MERCY
+    redis.call('HSET', log, 'mercy', int(mercy))
+  end
+  if ms - beat > 200 then redis.call('HSET', log, 'beat', int(ms)) end
+  return mercy
+end
+
+-- tend ends leases, at most some at once, and keeps the pool's keys for ttl ms.
+local function tend(most, ttl)
+  for _, k in ipairs({log, p .. 'reg', p .. 'hello', p .. 'now'}) do redis.call('PEXPIRE', k, ttl) end
+  for i = 0, SHARDS - 1 do
+    redis.call('PEXPIRE', p .. 'e:' .. i, ttl)
+    redis.call('PEXPIRE', p .. 'wm:' .. i, ttl)
+  end
+  for i = 0, RING - 1 do redis.call('PEXPIRE', p .. 'l:' .. i, ttl) end
+  if ms <= alive() then return end
+  for _, member in ipairs(redis.call('ZRANGEBYSCORE', p .. 'reg', '-inf', int(ms), 'LIMIT', 0, most)) do
+    local shard = string.sub(member, 1, 1)
+    add(shard, last(shard), 'b', shardless(member))
+    leave(member)
+  end
 end
