@@ -34,6 +34,8 @@ type Row struct {
 	Goal   *float64 `json:"goal"`
 	GoalOn string   `json:"goal_on,omitempty"`
 	OK     bool     `json:"ok"`
+	// Reason says why a goal was missed.
+	Reason string `json:"reason,omitempty"`
 }
 
 // File is one benchmark's result.
@@ -76,6 +78,13 @@ func (f *File) Bound(name, metric, unit, better string, ours, goal float64) {
 	})
 }
 
+// Because says why the last row missed its goal; nothing if it did not.
+func (f *File) Because(reason string) {
+	if row := &f.Rows[len(f.Rows)-1]; !row.OK {
+		row.Reason = reason
+	}
+}
+
 // Print writes the rows as a table.
 func (f *File) Print(w io.Writer) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
@@ -93,6 +102,9 @@ func (f *File) Print(w io.Writer) error {
 			goal = fmt.Sprintf("%.4g", *r.Goal)
 		}
 		_, _ = fmt.Fprintf(t, "%s\t%s\t%s\t%.4g\t%s\t%s\t%s\t%s\t%t\n", r.Case, r.Metric, r.Unit, r.Ours, peer, value, ratio, goal, r.OK)
+		if r.Reason != "" {
+			_, _ = fmt.Fprintf(t, "  (%s)\n", r.Reason)
+		}
 	}
 	if err := t.Flush(); err != nil {
 		return fmt.Errorf("print rows: %w", err)

@@ -64,6 +64,7 @@ func (c *Case) addLoad(f *benchfile.File, l *Load) {
 	}[l.Name]
 	for i, m := range []metric{meanTTFT(), p99TTFT(), misses(), goodput(), hitRate(), meanTPOT()} {
 		against(m, goals[i])
+		f.Because(l.reach(m))
 	}
 	if l.Name == LoadModerate {
 		f.Bound(name, "error of predicted TTFT, p50", "share", "lower", ours.ErrorP50, 0.05)
@@ -73,6 +74,7 @@ func (c *Case) addLoad(f *benchfile.File, l *Load) {
 		lower := m.better == "lower"
 		peer, value := l.best(m.of, func(a, b float64) bool { return a < b == lower && a != b })
 		f.Compare(name+", best other", m.name, m.unit, m.better, m.of(ours), peer, value, goal)
+		f.Because(fmt.Sprintf("%s has %.1f %% in the SLO, ours %.1f; %s", peer, 100*l.Results[peer].Goodput, 100*ours.Goodput, l.reach(m)))
 	}
 	best(goodput(), 1)
 	if l.Name != LoadOver {
@@ -80,5 +82,19 @@ func (c *Case) addLoad(f *benchfile.File, l *Load) {
 		best(p99TTFT(), 1.05)
 		return
 	}
-	f.Bound(name, "longest wait over the fair wait", "x", "lower", ours.Unfair, 3)
+	unfair := metric{"longest wait over the fair wait", "x", "lower", func(r *Result) float64 { return r.Unfair }}
+	f.Bound(name, unfair.name, unfair.unit, unfair.better, ours.Unfair, 3)
+	f.Because(l.reach(unfair))
+}
+
+// reach says what is known to be reachable: the best of the others and the policy
+// that sees every engine's state.
+func (l *Load) reach(m metric) string {
+	lower := m.better == "lower"
+	peer, value := l.best(m.of, func(a, b float64) bool { return a < b == lower && a != b })
+	text := fmt.Sprintf("best of the others is %s with %.4g", peer, value)
+	if o := l.Results[Oracle]; o != nil {
+		text += fmt.Sprintf(", the oracle has %.4g", m.of(o))
+	}
+	return text
 }
