@@ -58,6 +58,10 @@ bench-index: $(if $(BENCH_SHORT),,bench-index-peer) ## The index against Dynamo'
 bench-index-peer: ## Build Dynamo's indexers for bench-index (needs cargo; cmake and g++ for the whole decision)
 	@test/peers/dynamo-index/build
 
+.PHONY: sim
+sim: ## The fleet simulator against Dynamo's own replay of both traces (without the race detector, under a minute)
+	@go test -count=1 ./test/sim/...
+
 .PHONY: bench-fleet
 bench-fleet: build ## Simulate a fleet under every routing policy, write out/bench/fleet.json
 	@bin/kvlane sim bench $(ARGS)

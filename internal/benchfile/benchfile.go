@@ -89,7 +89,7 @@ func (f *File) Because(reason string) {
 func (f *File) Print(w io.Writer) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	_, _ = fmt.Fprintf(t, "%s on %s, %s, commit %s\n", f.Bench, f.CPU, f.Date, f.Commit) // Flush reports it
-	_, _ = fmt.Fprintln(t, "case\tmetric\tunit\tours\tpeer\tpeer's\tratio\tgoal\tok")
+	_, _ = fmt.Fprintln(t, "case\tmetric\tunit\tours\tpeer\tpeer's\tratio\tgoal\tok\twhy not")
 	for _, r := range f.Rows {
 		peer, value, ratio, goal := "-", "-", "-", "-"
 		if r.Peer != nil {
@@ -101,10 +101,8 @@ func (f *File) Print(w io.Writer) error {
 		if r.Goal != nil {
 			goal = fmt.Sprintf("%.4g", *r.Goal)
 		}
-		_, _ = fmt.Fprintf(t, "%s\t%s\t%s\t%.4g\t%s\t%s\t%s\t%s\t%t\n", r.Case, r.Metric, r.Unit, r.Ours, peer, value, ratio, goal, r.OK)
-		if r.Reason != "" {
-			_, _ = fmt.Fprintf(t, "  (%s)\n", r.Reason)
-		}
+		_, _ = fmt.Fprintf(t, "%s\t%s\t%s\t%.4g\t%s\t%s\t%s\t%s\t%t\t%s\n",
+			r.Case, r.Metric, r.Unit, r.Ours, peer, value, ratio, goal, r.OK, r.Reason)
 	}
 	if err := t.Flush(); err != nil {
 		return fmt.Errorf("print rows: %w", err)

@@ -46,7 +46,7 @@ func TestRows(t *testing.T) {
 		t.Errorf("read back %+v, %v", back, err)
 	}
 	var table bytes.Buffer
-	if err := f.Print(&table); err != nil || strings.Count(table.String(), "\n") != 3+len(want) {
+	if err := f.Print(&table); err != nil || strings.Count(table.String(), "\n") != 2+len(want) {
 		t.Errorf("Print: %v\n%s", err, table.String())
 	}
 }
