@@ -43,20 +43,34 @@ func matchesOf(p *Pool, blocks uint32) []kvindex.Match {
 }
 
 // BenchmarkDecide is the choice alone: all terms of all candidates, the best and
-// the fallbacks, a millisecond later each time.
+// the fallbacks, a microsecond later each time. Idle workers are all equal, in a
+// split pool half of them only prefill.
 func BenchmarkDecide(b *testing.B) {
-	for _, workers := range []int{8, 100, 1000} {
-		b.Run(fmt.Sprintf("workers=%d", workers), func(b *testing.B) {
-			p := busyPool(workers)
-			req := &Request{ID: "r", Model: "m", ISL: 2048, Matches: matchesOf(p, 100)}
-			now := epochStart()
-			b.ReportAllocs()
-			for b.Loop() {
-				now = now.Add(time.Microsecond)
-				p.decide(req, now)
-			}
-			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(workers), "ns/candidate")
-		})
+	for _, pool := range []string{"busy", "idle", "split"} {
+		for _, workers := range []int{8, 100, 1000} {
+			b.Run(fmt.Sprintf("%s/workers=%d", pool, workers), func(b *testing.B) {
+				p := busyPool(workers)
+				req := &Request{ID: "r", Model: "m", ISL: 2048, Matches: matchesOf(p, 100)}
+				for i, w := range p.workers {
+					switch {
+					case pool == "idle":
+						p.liftFrom(w, epochStart())
+						w.forget()
+						req.Matches = nil
+					case pool == "split" && i%2 > 0:
+						w.hello.Role = kvindex.RolePrefill
+						p.moved = true
+					}
+				}
+				now := epochStart()
+				b.ReportAllocs()
+				for b.Loop() {
+					now = now.Add(time.Microsecond)
+					p.decide(req, now)
+				}
+				b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(workers), "ns/candidate")
+			})
+		}
 	}
 }
 

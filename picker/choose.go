@@ -80,12 +80,19 @@ func (k *picking) leastRequests(out exclusion) int {
 	return b.at
 }
 
-// bestPair is the best target after the prefill leg.
+// bestPair is the best target after the prefill leg. Most need not be priced: a
+// pair costs at least its leg, or the target's queue, and the decode step.
 func (k *picking) bestPair(leg float64) int {
 	b := noBest()
-	for i := range k.board.candidates {
-		if k.out[i] == notOut {
-			b.offer(k.pair(leg, i), i, k.board.candidates[i].key, k.seed)
+	candidates, outs := k.board.candidates, k.out[:len(k.board.candidates)]
+	for i := range candidates {
+		if outs[i] != notOut {
+			continue
+		}
+		c := &candidates[i]
+		after := k.offers[c.menu].adapter + (c.decode + k.rates[c.class].decode)
+		if leg+after <= b.value && c.queue+after <= b.value {
+			b.offer(k.pair(leg, i), i, c.key, k.seed)
 		}
 	}
 	return b.at
@@ -113,8 +120,8 @@ type leaders struct {
 	list [maxFallbacks + 1]leader
 	n    int
 	want int
-	// bar is the greatest total that may get in.
-	bar float64
+	// bar is what has to be beaten to get in.
+	bar best
 }
 
 type leader struct {
@@ -123,7 +130,7 @@ type leader struct {
 	site uint64
 }
 
-func (l *leaders) begin(want int) { l.n, l.want, l.bar = 0, want, math.Inf(1) }
+func (l *leaders) begin(want int) { l.n, l.want, l.bar = 0, want, noBest() }
 
 func (l *leaders) first() int {
 	if l.n == 0 {
@@ -159,7 +166,7 @@ func (k *picking) lead(i int, total float64) {
 	copy(l.list[at+1:end+1], l.list[at:end])
 	l.list[at] = in
 	if l.n == l.want {
-		l.bar = l.list[l.n-1].value
+		l.bar = l.list[l.n-1].best
 	}
 }
 

@@ -212,7 +212,7 @@ func (k *picking) price(limit exclusion) {
 		}
 		total += c.decode + rate.decode
 		outs[i], totals[i] = notOut, total
-		if total <= k.leaders.bar {
+		if total < k.leaders.bar.value || total == k.leaders.bar.value && tie(c.key, k.seed) < k.leaders.bar.tie {
 			k.lead(i, total)
 		}
 		if cached[i] > most {
@@ -271,18 +271,19 @@ func (k *picking) class(i int) *class { return &k.board.classes[k.board.candidat
 // side. What d holds already is not transferred.
 func (k *picking) pair(leg float64, d int) float64 {
 	c := &k.board.candidates[d]
-	at := leg + k.transfer(d)
+	rate := &k.rates[c.class]
+	at := leg + rate.transfer
+	if k.cached[d] > 0 {
+		at = leg + k.transfer(d)
+	}
 	if c.queue > at {
 		at = c.queue
 	}
-	return at + k.offers[c.menu].adapter + (c.decode + k.rates[c.class].decode)
+	return at + (k.offers[c.menu].adapter + (c.decode + rate.decode))
 }
 
 func (k *picking) transfer(d int) float64 {
-	if k.cached[d] > 0 {
-		return k.fleet.Transfer.Ms(k.req.ISL-int(k.cached[d]), k.class(d).kvBytes)
-	}
-	return k.rates[k.board.candidates[d].class].transfer
+	return k.fleet.Transfer.Ms(k.req.ISL-int(k.cached[d]), k.class(d).kvBytes)
 }
 
 // best is the least value so far; equal ones are ordered by their ties.
