@@ -46,6 +46,7 @@ type engine struct {
 	fleet *Fleet
 	index int
 	owner kvindex.Owner
+	group []*engine // ranks that step together, itself included; nil if alone
 	core  *core.Core
 	out   core.Output // used again for every step
 	up    bool
@@ -77,8 +78,11 @@ type minute struct {
 	uncached int
 }
 
-// workerName names a worker in records.
-func workerName(i int) kvindex.WorkerID { return kvindex.WorkerID(fmt.Sprintf("w%04d", i)) }
+// seat names the i-th engine in records: a worker, or a rank of one.
+func seat(i, group int) kvindex.Owner {
+	group = max(1, group)
+	return kvindex.Owner{Worker: kvindex.WorkerID(fmt.Sprintf("w%04d", i/group)), Rank: uint16(i % group)}
+}
 
 func (f *Fleet) newEngine(i int) (*engine, error) {
 	cfg := &f.cfg
@@ -95,7 +99,7 @@ func (f *Fleet) newEngine(i int) (*engine, error) {
 	}
 	return &engine{
 		fleet: f, index: i, core: c, up: true, calls: map[string]*call{}, epoch: 1,
-		owner: kvindex.Owner{Worker: workerName(i)},
+		owner: seat(i, cfg.Group),
 		held:  map[kvindex.BlockHash]kvindex.BlockHash{},
 	}, nil
 }
@@ -178,10 +182,38 @@ func (e *engine) wake(at time.Duration) {
 	if !e.up {
 		return
 	}
+	if e.group != nil {
+		e.wakeGroup(at)
+		return
+	}
+	e.step(at)
+	e.arm()
+}
+
+func (e *engine) step(at time.Duration) {
 	e.out.Tokens, e.out.Events = e.out.Tokens[:0], e.out.Events[:0]
 	e.core.Advance(at, &e.out)
 	e.take(&e.out)
-	e.arm()
+}
+
+// wakeGroup steps all ranks and holds them to the end of the slowest step.
+func (e *engine) wakeGroup(at time.Duration) {
+	var end time.Duration
+	for _, rank := range e.group {
+		if !rank.up {
+			continue
+		}
+		rank.step(at)
+		if next, ok := rank.core.NextAt(); ok {
+			end = max(end, next)
+		}
+	}
+	for _, rank := range e.group {
+		if end > 0 {
+			rank.core.Pace(end)
+		}
+		rank.arm()
+	}
 }
 
 // take passes on what the core did.
@@ -352,6 +384,9 @@ func (e *engine) report() {
 	e.fleet.send(e, []kvindex.Record{r}, e.fleet.cfg.LoadLag, false)
 }
 
+// address is where a gateway would send requests: ranks have ports of their own.
+func address(o kvindex.Owner) string { return fmt.Sprintf("%s.sim:%d", o.Worker, 8000+int(o.Rank)) }
+
 // hello introduces the worker.
 func (e *engine) hello() kvindex.Record {
 	role := kvindex.RoleAggregated
@@ -364,7 +399,7 @@ func (e *engine) hello() kvindex.Record {
 	return kvindex.Record{
 		Owner: e.owner, Epoch: e.epoch, Term: 1, Kind: kvindex.KindHello,
 		Hello: &kvindex.Hello{
-			Role: role, Address: fmt.Sprintf("10.%d.%d.1:8000", e.index/256, e.index%256), Ready: true, Model: model, Served: []string{model},
+			Role: role, Address: address(e.owner), Ready: true, Model: model, Served: []string{model},
 			BlockSize: uint32(e.fleet.cfg.Trace.BlockSize), KVBlocks: uint32(e.fleet.cfg.Blocks),
 			Deployment: e.fleet.cfg.timingOf(e.index).Name, LeaseMs: 1 << 31, // it says Bye when it goes
 		},

@@ -28,6 +28,9 @@ type Config struct {
 	// Prefillers is how many of the workers, the first ones, only prefill for the
 	// others.
 	Prefillers int
+	// Group is how many ranks of one worker step together: each step takes as long as
+	// the slowest's. Workers counts ranks then. 0 or 1: each steps alone.
+	Group int
 	// Hardware, if set, is the timing of each worker; Timing still prices the SLO.
 	Hardware func(worker int) Timing
 	// DynamoEngine turns on what Dynamo's simulated engine does differently from vLLM:
@@ -70,8 +73,8 @@ const detectAfter = time.Second
 
 // Setup is what a router knows of its fleet.
 type Setup struct {
-	Workers, Prefillers, Blocks, BlockSize, ChunkTokens int
-	Timing                                              Timing
+	Workers, Prefillers, Group, Blocks, BlockSize, ChunkTokens int
+	Timing                                                     Timing
 	// Hardware is every worker's timing.
 	Hardware []Timing
 	// Replica is the router's name among several; empty if it is alone.
@@ -171,6 +174,11 @@ func newFleet(cfg Config) (*Fleet, error) {
 			return nil, err
 		}
 		f.engines = append(f.engines, e)
+	}
+	for i, e := range f.engines {
+		if g := max(1, cfg.Group); g > 1 {
+			e.group = f.engines[i/g*g : min(len(f.engines), i/g*g+g)]
+		}
 	}
 	for i := range cfg.Replicas {
 		f.routers = append(f.routers, f.newRouter(i))
@@ -335,7 +343,7 @@ func (f *Fleet) revive(e *engine) {
 		f.failed = err
 		return
 	}
-	fresh.epoch, fresh.minutes = e.epoch+1, e.minutes
+	fresh.epoch, fresh.minutes, fresh.group = e.epoch+1, e.minutes, e.group
 	*e = *fresh
 	for _, r := range f.routers {
 		r.down[e.index] = false

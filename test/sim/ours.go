@@ -15,7 +15,7 @@ type ours struct {
 	matches   []kvindex.Match
 	predicted float64
 	prefiller int
-	addresses map[kvindex.WorkerID]int
+	places    map[kvindex.Owner]int
 }
 
 // newOurs knows the fleet's hardware by its deployments, as operators name them.
@@ -25,9 +25,9 @@ func newOurs(s Setup, cfg picker.Config) *ours {
 	cfg.BookingLease = 24 * time.Hour // answers under overload take long, and nobody loses them here
 	table := timing.Table{Transfer: timing.Known().Transfer}
 	seen := map[string]bool{}
-	o := &ours{addresses: map[kvindex.WorkerID]int{}}
+	o := &ours{places: map[kvindex.Owner]int{}}
 	for w, t := range s.Hardware {
-		o.addresses[workerName(w)] = w
+		o.places[seat(w, s.Group)] = w
 		if seen[t.Name] {
 			continue
 		}
@@ -51,9 +51,9 @@ func (o *ours) Pick(r *policies.Request, _ policies.Fleet) int {
 	}
 	o.predicted, o.prefiller = plan.TTFTMs, -1
 	if plan.Prefill != nil {
-		o.prefiller = o.addresses[plan.Prefill.Worker]
+		o.prefiller = o.places[kvindex.Owner{Worker: plan.Prefill.Worker, Rank: plan.Prefill.Rank}]
 	}
-	return o.addresses[plan.Decode.Worker]
+	return o.places[kvindex.Owner{Worker: plan.Decode.Worker, Rank: plan.Decode.Rank}]
 }
 
 // Predicted is the time to first token of the last pick, ms.

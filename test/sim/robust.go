@@ -66,6 +66,7 @@ func Axes(span time.Duration) []Axis {
 			c.Policy = oursWith(1, func(p *picker.Config) { p.Alpha = alpha })
 		})
 	}
+	list = append(list, Axis{Name: "groups of 4 ranks step together", Group: "ranks", Change: func(c *Config) { c.Group = 4 }})
 	return append(append(list, replicaAxes()...), mixedAxes()...)
 }
 

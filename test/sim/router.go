@@ -17,8 +17,8 @@ type router struct {
 	index  *kvindex.Index
 	policy policies.Policy
 	down   []bool // by worker
-	// places are the workers by name.
-	places  map[kvindex.WorkerID]int
+	// places are the engines by name.
+	places  map[kvindex.Owner]int
 	matches []kvindex.Match
 	overlap []int
 	// doubtful are workers whose snapshot is on its way.
@@ -29,12 +29,12 @@ type router struct {
 func (f *Fleet) newRouter(i int) *router {
 	cfg := &f.cfg
 	r := &router{
-		fleet: f, index: kvindex.NewIndex(), down: make([]bool, cfg.Workers), places: map[kvindex.WorkerID]int{},
+		fleet: f, index: kvindex.NewIndex(), down: make([]bool, cfg.Workers), places: map[kvindex.Owner]int{},
 		overlap: make([]int, cfg.Workers), doubtful: map[*engine]bool{},
 	}
 	hardware := make([]Timing, cfg.Workers)
 	for w := range cfg.Workers {
-		r.places[workerName(w)] = w
+		r.places[seat(w, cfg.Group)] = w
 		hardware[w] = cfg.timingOf(w)
 	}
 	name := ""
@@ -42,7 +42,7 @@ func (f *Fleet) newRouter(i int) *router {
 		name = "router" + strconv.Itoa(i)
 	}
 	r.policy = cfg.Policy(Setup{
-		Workers: cfg.Workers, Prefillers: cfg.Prefillers, Blocks: cfg.Blocks, BlockSize: cfg.Trace.BlockSize, ChunkTokens: cfg.ChunkTokens,
+		Workers: cfg.Workers, Prefillers: cfg.Prefillers, Group: cfg.Group, Blocks: cfg.Blocks, BlockSize: cfg.Trace.BlockSize, ChunkTokens: cfg.ChunkTokens,
 		Timing: cfg.Timing, Hardware: hardware, Replica: name, SLO: cfg.SLO,
 		Rand: rand.New(rand.NewPCG(cfg.Seed, 100+uint64(i))),
 	})
@@ -54,7 +54,8 @@ func (r *router) pick(c *call) int {
 	r.matches = r.index.Overlap(c.Blocks, r.matches[:0])
 	clear(r.overlap)
 	for i := range r.matches {
-		r.overlap[r.places[r.matches[i].Worker]] = int(r.matches[i].Depth[kvindex.Device])
+		m := &r.matches[i]
+		r.overlap[r.places[kvindex.Owner{Worker: m.Worker, Rank: m.Rank}]] = int(m.Depth[kvindex.Device])
 	}
 	c.Overlap, c.Now = r.overlap, r.fleet.now
 	if m, ok := r.policy.(matcher); ok {
@@ -103,7 +104,7 @@ func (r *router) gap(rec *kvindex.Record, err error) {
 		r.fleet.failed = err
 		return
 	}
-	e := r.fleet.engines[r.places[rec.Owner.Worker]]
+	e := r.fleet.engines[r.places[rec.Owner]]
 	if r.doubtful[e] {
 		return
 	}

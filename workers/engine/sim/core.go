@@ -27,6 +27,9 @@ type Core struct {
 	// waking says that an idle engine has to look for work at wakeAt.
 	waking bool
 	wakeAt time.Duration
+	// pace is the earliest end of the running step and the earliest start of the
+	// next one.
+	pace time.Duration
 
 	totals Stats
 	queued int
@@ -191,7 +194,21 @@ func (c *Core) changed(now time.Duration) {
 	}
 }
 
+// Pace holds the engine back: its running step ends at until at the earliest, and
+// an idle engine starts no step before. Ranks that step together, as those of an
+// expert-parallel group, are paced by the slowest of them after each step.
+func (c *Core) Pace(until time.Duration) {
+	c.pace = until
+	if c.stepping {
+		c.stepEnd = max(c.stepEnd, until)
+	}
+	if c.waking {
+		c.wakeAt = max(c.wakeAt, until)
+	}
+}
+
 func (c *Core) wake(at time.Duration) {
+	at = max(at, c.pace)
 	if !c.waking || at < c.wakeAt {
 		c.waking, c.wakeAt = true, at
 	}

@@ -22,6 +22,7 @@ import (
 //	submit id=A at=0 prompt=(1-8,20) max=1 min=0 hold ignore_eos remote=0 lora= salt= seed=0
 //	run until=50
 //	    calls Step at every NextAt; without until, until there is none
+//	pace until=50
 //	step at=50
 //	    one late call
 //	abort id=A at=3; release id=A at=3; clear at=3
@@ -59,6 +60,9 @@ func (s *script) command(t *testing.T, d *datadriven.TestData) string {
 		return ""
 	case "run":
 		return s.run(until)
+	case "pace":
+		s.core.Pace(ms(until))
+		return ""
 	case "step":
 		return s.show(now, s.core.Step(now))
 	case "abort":
