@@ -262,15 +262,34 @@ func (s *stage) await(what string, cond func([]kvindex.Record) bool) {
 // The cases C11 to C14 are scripts. They are played through real sockets, in both
 // encodings and with both shapes of replay answers.
 
-func TestC11EngineRestartsInPlace(t *testing.T)      { playAll(t, "C11-*.jsonl") }
-func TestC12LostRepeatedAndLateBatches(t *testing.T) { playAll(t, "C12-*.jsonl") }
-func TestC13EverythingCleared(t *testing.T)          { playAll(t, "C13-*.jsonl") }
-func TestC14OneHashInSeveralForms(t *testing.T)      { playAll(t, "C14-*.jsonl") }
+func TestC11EngineRestartsInPlace(t *testing.T) {
+	t.Parallel()
+	playAll(t, "C11-*.jsonl")
+}
+
+func TestC12LostRepeatedAndLateBatches(t *testing.T) {
+	t.Parallel()
+	playAll(t, "C12-*.jsonl")
+}
+
+func TestC13EverythingCleared(t *testing.T) {
+	t.Parallel()
+	playAll(t, "C13-*.jsonl")
+}
+
+func TestC14OneHashInSeveralForms(t *testing.T) {
+	t.Parallel()
+	playAll(t, "C14-*.jsonl")
+}
 
 // C16: a hit of one block counts, whatever characters the worker's name has.
-func TestC16OneBlock(t *testing.T) { playAll(t, "C16-*.jsonl") }
+func TestC16OneBlock(t *testing.T) {
+	t.Parallel()
+	playAll(t, "C16-*.jsonl")
+}
 
 func playAll(t *testing.T, pattern string) {
+	t.Helper()
 	files, err := filepath.Glob(casesDir + pattern)
 	if err != nil || len(files) == 0 {
 		t.Fatalf("%s: %d files, %v", pattern, len(files), err)
@@ -497,6 +516,7 @@ func (s *stage) ask(i int, st step) {
 // TestC15EventEncodings sends every row as a batch of its own. A row is counted as
 // the case says, gives the credit that it says, and harms no other.
 func TestC15EventEncodings(t *testing.T) {
+	t.Parallel()
 	for _, l := range setups(t) {
 		t.Run(l.name, func(t *testing.T) {
 			t.Parallel()

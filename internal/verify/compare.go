@@ -69,7 +69,7 @@ type suspects struct{ missing, extra wrong }
 
 // keep takes in a look and returns since when the oldest suspect is one; false if
 // there are none.
-func (s *suspects) keep(looks []look, now time.Time) (oldest time.Time, any bool) {
+func (s *suspects) keep(looks []look, now time.Time) (oldest time.Time, found bool) {
 	missing, extra := wrong{}, wrong{}
 	oldest = now
 	for _, l := range looks {
@@ -80,7 +80,7 @@ func (s *suspects) keep(looks []look, now time.Time) (oldest time.Time, any bool
 			if len(of.blocks) == 0 {
 				continue
 			}
-			any = true
+			found = true
 			since := make(map[kvindex.BlockHash]time.Time, len(of.blocks))
 			for _, h := range of.blocks {
 				at, seen := of.old[l.owner][h]
@@ -96,7 +96,7 @@ func (s *suspects) keep(looks []look, now time.Time) (oldest time.Time, any bool
 		}
 	}
 	s.missing, s.extra = missing, extra
-	return oldest, any
+	return oldest, found
 }
 
 // before lists an owner's blocks that are wrong since a moment or longer, sorted.

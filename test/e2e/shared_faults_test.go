@@ -1,7 +1,6 @@
 package e2e_test
 
 import (
-	"fmt"
 	"syscall"
 	"testing"
 	"time"
@@ -11,12 +10,12 @@ import (
 
 var (
 	// converge is within what time after a fault every index must be right.
-	converge = 5 * time.Second * slowed()
+	converge = lenient(5 * time.Second)
 	// insideLimit is within what time a request ends that was inside a victim.
-	insideLimit = time.Second * slowed()
+	insideLimit = lenient(time.Second)
 	// pickLimit bounds a request that takes no engine time, whatever state Redis is
 	// in: it holds a pick and two hops.
-	pickLimit = 2 * time.Second * slowed()
+	pickLimit = lenient(2 * time.Second)
 )
 
 // faultCase is one thing that goes wrong and is put right again before run returns.
@@ -109,10 +108,7 @@ func faultCases() []faultCase {
 			s.tellRedis(t, "CONFIG SET appendonly yes")
 			waitFor(t, "the first append-only file", patience, func() error {
 				// It answers OK to a restart from the file only once that is written.
-				if answer, err := s.redisSays("CONFIG SET appendonly yes"); err != nil || answer != "+OK" {
-					return fmt.Errorf("%q, %v", answer, err)
-				}
-				return nil
+				return s.tryRedis("CONFIG SET appendonly yes", "+OK")
 			})
 			l.hold(t, time.Second)
 			return restartRedis("yes")(t, s, l)

@@ -217,10 +217,10 @@ func readyWorkers(t *testing.T, page string) (int, error) {
 	return ready, nil
 }
 
-// slowed is how much longer things may take in a binary with the race detector.
-func slowed() time.Duration {
+// lenient is four times as long in a binary with the race detector.
+func lenient(d time.Duration) time.Duration {
 	if strings.HasSuffix(raceFlag, "false") {
-		return 1
+		return d
 	}
-	return 4
+	return 4 * d
 }

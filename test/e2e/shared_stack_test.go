@@ -82,9 +82,7 @@ func startShared(t *testing.T) *shared {
 	}
 	var extProc, endpoints []string
 	for i := range sharedPickers {
-		ext, page := next(), ""
-		health := next()
-		page = next()
+		ext, health, page := next(), next(), next()
 		extProc, s.pages = append(extProc, ext), append(s.pages, page)
 		s.pickers = append(s.pickers, &part{name: "picker-" + strconv.Itoa(i), path: found.kvlane, args: []string{
 			"epp", "--config", config, "--redis", "redis://" + s.proxies[i].Addr, "--replica", "picker-" + strconv.Itoa(i),
@@ -174,8 +172,12 @@ func (s *shared) awaitWorkers(t *testing.T) {
 	t.Helper()
 	waitFor(t, "all workers at all pickers", stackStart, func() error {
 		for _, page := range s.pages {
-			if n, err := readyWorkers(t, page); err != nil || n != sharedWorkers {
-				return fmt.Errorf("%s: %d workers are ready, %v", page, n, err)
+			n, err := readyWorkers(t, page)
+			if err != nil {
+				return err
+			}
+			if n != sharedWorkers {
+				return fmt.Errorf("%s: %d workers are ready", page, n)
 			}
 		}
 		return nil
@@ -209,21 +211,28 @@ func (s *shared) redisSays(command string) (string, error) {
 	return strings.TrimSpace(line), err
 }
 
+// tryRedis sends one command and wants an answer.
+func (s *shared) tryRedis(command, want string) error {
+	answer, err := s.redisSays(command)
+	if err != nil {
+		return err
+	}
+	if answer != want {
+		return fmt.Errorf("%s: answered %q", command, answer)
+	}
+	return nil
+}
+
 func (s *shared) tellRedis(t *testing.T, command string) {
 	t.Helper()
-	if answer, err := s.redisSays(command); err != nil || answer != "+OK" {
-		t.Fatalf("%s: %q, %v", command, answer, err)
+	if err := s.tryRedis(command, "+OK"); err != nil {
+		t.Fatal(err)
 	}
 }
 
 func (s *shared) awaitRedis(t *testing.T) {
 	t.Helper()
-	waitFor(t, "Redis to answer", patience, func() error {
-		if answer, err := s.redisSays("PING"); err != nil || answer != "+PONG" {
-			return fmt.Errorf("%q, %v", answer, err)
-		}
-		return nil
-	})
+	waitFor(t, "Redis to answer", patience, func() error { return s.tryRedis("PING", "+PONG") })
 }
 
 // allProxies changes every way to Redis.
