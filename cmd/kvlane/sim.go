@@ -294,6 +294,11 @@ func (f *benchFlags) addRest(ctx context.Context, progress io.Writer, file *benc
 			return err
 		}
 	}
+	scales, err := plan.Scale(ctx, study, plan.Traces[len(plan.Traces)-1])
+	if err != nil {
+		return err
+	}
+	sim.AddScales(file, scales)
 	checks, err := sim.CheckGolden(ctx, f.data)
 	if err != nil {
 		return err
