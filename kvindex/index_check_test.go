@@ -113,7 +113,7 @@ func (c *indexCheck) table() int {
 }
 
 func (c *indexCheck) segment(addr, n uint32) int {
-	entries, away := 0, make([]uint64, n)
+	entries, gone := 0, make([]uint64, n)
 	for at := range n {
 		b := c.x.arena.mem.line(addr + at*lineWords)
 		for i := range slots {
@@ -126,15 +126,18 @@ func (c *indexCheck) segment(addr, n uint32) int {
 			home := at
 			if t&tagOther != 0 {
 				home = otherBucket(t, at, n)
-				away[home]++
+				gone[home]++
+				if !isAway(c.x.arena.mem.line(addr+home*lineWords), t) {
+					c.fault("segment %d: the filter of bucket %d lacks one", addr, home)
+				}
 			}
 			if home != bucketOf(m, n) {
 				c.fault("segment %d: entry of bucket %d is in %d", addr, bucketOf(m, n), home)
 			}
 		}
 	}
-	for at, want := range away {
-		if got := passed(c.x.arena.mem.line(addr + uint32(at)*lineWords)); got != want {
+	for at, want := range gone {
+		if got := away(c.x.arena.mem.line(addr + uint32(at)*lineWords)[2]); got != want {
 			c.fault("segment %d: %d entries of bucket %d are elsewhere, it says %d", addr, want, at, got)
 		}
 	}

@@ -136,23 +136,29 @@ func (q *query) info(slot uint32) *slotInfo {
 func (q *query) open(s *step, dst []Match) []Match {
 	r := q.line(s.run)
 	words, version := q.holders(r)
-	dst = slices.Grow(dst, len(words))
+	n := len(dst)
+	dst = slices.Grow(dst, len(words))[:n+len(words)]
 	last := s.at + s.end - s.first
+	slots := q.slots
 	for i := range words {
 		h := holding(atomic.LoadUint64(&words[i]))
 		if h.from() > s.at || h.to() <= s.at {
 			continue
 		}
-		info := q.info(h.slot())
-		if info == nil {
+		if int(h.slot()) >= len(slots) {
+			slots = q.x.seats.all()
+		}
+		info := &slots[h.slot()]
+		if info.isDead() {
 			continue
 		}
+		m := &dst[n]
+		n++
 		d := min(h.to(), last) - s.at
-		dst = dst[:len(dst)+1]
-		m := &dst[len(dst)-1]
 		m.Worker, m.Rank, m.Seat = info.worker, info.rank, info.seat
 		m.Depth = [NumTiers]uint32{d, d, d, d}
 	}
+	dst = dst[:n]
 	if atomic.LoadUint64(&r[wordList]) != version {
 		dst = q.unique(dst)
 	}

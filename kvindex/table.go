@@ -10,8 +10,8 @@ import (
 // of buckets of one cache line:
 //
 //	words 0-1, lower half of 2: ten tags of 16 bits
-//	word 2, bits 32-47: how many entries found this bucket full, their home, and
-//	            lie in their other one
+//	word 2, bits 32-39: how many entries found this bucket full, their home, and
+//	            lie in their other one; bits 40-63: a filter of their tags
 //	words 3-7:  ten addresses of 32 bits
 //
 // A tag has a bit for "used", one for "in its other bucket", and 14 bits of the
@@ -115,7 +115,14 @@ func zeros(w uint64) uint64 { return (w - lowBits) &^ w & highBits }
 
 func tagAt(b *[8]uint64, i int) uint64 { return b[i/4] >> (16 * (i & 3)) & 0xffff }
 
-func passed(b *[8]uint64) uint64 { return atomic.LoadUint64(&b[2]) >> 32 & 0xffff }
+// away is how many entries of a home bucket are elsewhere.
+func away(w2 uint64) uint64 { return w2 >> 32 & 0xff }
+
+// awayBit is a tag's bit in the filter of those elsewhere.
+func awayBit(tag uint64) uint64 { return 1 << (40 + tag&tagHash*0x9E37&0xffff*24>>16) }
+
+// isAway reports whether an entry may be elsewhere than in its home bucket.
+func isAway(home *[8]uint64, tag uint64) bool { return atomic.LoadUint64(&home[2])&awayBit(tag) != 0 }
 
 func address(b *[8]uint64, i int) uint32 {
 	return uint32(atomic.LoadUint64(&b[3+i/2]) >> (32 * (i & 1)))
@@ -131,7 +138,7 @@ func (v *view) find(h BlockHash) uint32 {
 	addr, n, depth := segmentOf(atomic.LoadUint64(&d.segs[d.index(x)]))
 	at, tag := bucketOf(x, n), tagOf(x, depth)
 	b := v.line(addr + at*lineWords)
-	if a := v.findIn(b, tag, h); a != 0 || passed(b) == 0 {
+	if a := v.findIn(b, tag, h); a != 0 || !isAway(b, tag) {
 		return a
 	}
 	b = v.line(addr + otherBucket(tag, at, n)*lineWords)
@@ -204,7 +211,7 @@ func (x *Index) known(a *aim) uint32 {
 	addr, n, depth := segmentOf(a.segment)
 	tag := tagOf(a.mixed, depth)
 	v := x.view()
-	if f := v.findIn(a.home, tag, a.hash); f != 0 || passed(a.home) == 0 {
+	if f := v.findIn(a.home, tag, a.hash); f != 0 || !isAway(a.home, tag) {
 		return f
 	}
 	o := otherBucket(tag, bucketOf(a.mixed, n), n)
@@ -272,17 +279,32 @@ func (x *Index) putOther(base, n, at uint32, home *[8]uint64, tag uint64, addr u
 	if o == at || i == slots {
 		return false
 	}
-	x.passBy(home, 1)
+	atomic.StoreUint64(&home[2], goAway(home[2], tag))
 	setEntry(b, i, tag|tagOther, addr)
 	return true
 }
 
-// passBy counts entries that are in their other bucket. A bucket has few; a count
-// that came to the end of its bits would stay.
-func (x *Index) passBy(home *[8]uint64, by int) {
-	if n := int(passed(home)); n < 0xffff {
-		atomic.StoreUint64(&home[2], home[2]&^(0xffff<<32)|uint64(n+by)<<32)
+// goAway is word 2 of a home bucket with one more entry elsewhere.
+func goAway(w2, tag uint64) uint64 {
+	if away(w2) < 255 {
+		w2 += 1 << 32
 	}
+	return w2 | awayBit(tag)
+}
+
+// comeBack notes that an entry that was elsewhere is gone. A bucket has few of
+// them; a count that came to 255 would stay there.
+func comeBack(home *[8]uint64) {
+	w := home[2]
+	switch away(w) {
+	case 255:
+		return
+	case 1:
+		w &= 0xffffffff
+	default:
+		w -= 1 << 32
+	}
+	atomic.StoreUint64(&home[2], w)
 }
 
 // freeSlot is the first place without a tag, slots if there is none.
@@ -318,7 +340,7 @@ func (x *Index) erase(a *aim, addr uint32) {
 	}
 	o := otherBucket(tag, bucketOf(a.mixed, n), n)
 	if eraseIn(x.arena.mem.line(base+o*lineWords), tag|tagOther, addr) {
-		x.passBy(a.home, -1)
+		comeBack(a.home)
 	}
 }
 
@@ -436,7 +458,8 @@ func (x *Index) split(addr, n uint32, depth uint, low, high uint32) {
 			b[i/4] |= t << (16 * (i & 3))
 			b[3+i/2] |= from[3+i/2] & (0xffffffff << (32 * (i & 1)))
 			if t&tagOther != 0 {
-				x.arena.mem.line(to[side] + otherBucket(t, at, n)*lineWords)[2] += 1 << 32
+				h := &x.arena.mem.line(to[side] + otherBucket(t, at, n)*lineWords)[2]
+				*h = goAway(*h, t)
 			}
 		}
 	}
