@@ -58,7 +58,8 @@ where the URL has a password that the command line must not show.`,
 	flags.StringVar(&f.listen.Admin, "admin", f.listen.Admin, "address of the admin page")
 	flags.StringVar(&f.redis, "redis", "", "URL of the Redis that holds the log (environment: KVLANE_REDIS; file: log.redis)")
 	flags.StringVar(&f.pool, "pool", "", "name of the pool in Redis (file: log.pool)")
-	flags.StringVar(&f.replica, "replica", "", "name of this picker among those that share the log (default: host name and a random part; file: picker.replica)")
+	flags.StringVar(&f.replica, "replica", "",
+		"name of this picker among those that share the log (default: host name and a random part; file: picker.replica)")
 	return cmd
 }
 

@@ -24,6 +24,9 @@ type Config struct {
 
 // Index bounds what a picker remembers.
 type Index struct {
+	// MaxBytes is the memory for what the workers hold; when it is used up, the ends
+	// of what was not asked for longest go first. 0 is no limit, else 1 MiB to 1 TiB.
+	MaxBytes int `yaml:"maxBytes"`
 	// PrefixMapBytes is the memory for learned prefixes; the least recently used
 	// go first. 1 MiB to 1 TiB. 256 MiB hold some 4 million chunks of 64 bytes.
 	PrefixMapBytes int `yaml:"prefixMapBytes"`
@@ -49,7 +52,7 @@ func Default() Config {
 	return Config{
 		Picker:  picker.DefaultConfig(),
 		ExtProc: extproc.Default(),
-		Index:   Index{PrefixMapBytes: 256 << 20},
+		Index:   Index{MaxBytes: 4 << 30, PrefixMapBytes: 256 << 20},
 		Log:     Log{Level: "info", Format: observability.Text, Pool: "default"},
 	}
 }
@@ -86,6 +89,7 @@ func (c *Config) keys() []key {
 			value("plans", &c.ExtProc.Plans),
 		),
 		section("index",
+			value("maxBytes", &c.Index.MaxBytes),
 			value("prefixMapBytes", &c.Index.PrefixMapBytes),
 		),
 		section("log",
@@ -137,6 +141,9 @@ func (c Config) faults() []error {
 	}
 	under("picker", c.Picker.Validate())
 	under("extproc", c.ExtProc.Validate())
+	if n := c.Index.MaxBytes; n != 0 && (n < 1<<20 || n > 1<<40) {
+		faults = append(faults, fmt.Errorf("index.maxBytes: %d is not 0 or within %d to %d", n, 1<<20, 1<<40))
+	}
 	if n := c.Index.PrefixMapBytes; n < 1<<20 || n > 1<<40 {
 		faults = append(faults, fmt.Errorf("index.prefixMapBytes: %d is not within %d to %d", n, 1<<20, 1<<40))
 	}
@@ -147,7 +154,7 @@ func (c Config) faults() []error {
 		faults = append(faults, fmt.Errorf("log.format: %q is not text or json", f))
 	}
 	if !isPoolName(c.Log.Pool) {
-		faults = append(faults, fmt.Errorf("log.pool: %q is not 1 to %d letters, digits, - _ .", c.Log.Pool, maxPoolName))
+		faults = append(faults, fmt.Errorf("log.pool: %q is not 1 to %d of letters, digits and - . _", c.Log.Pool, maxPoolName))
 	}
 	return faults
 }
@@ -158,7 +165,8 @@ const maxPoolName = 64
 // isPoolName refuses what has a meaning in a Redis key: braces and colons.
 func isPoolName(s string) bool {
 	for _, c := range []byte(s) {
-		if !(c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '-' || c == '_' || c == '.') {
+		letter := c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z'
+		if !letter && (c < '0' || c > '9') && c != '-' && c != '_' && c != '.' {
 			return false
 		}
 	}

@@ -34,7 +34,7 @@ var errAway = errors.New("away")
 // pickers are two replicas' pools with one worker.
 func pickers(t *testing.T) (own, other *picker.Pool) {
 	t.Helper()
-	make := func(replica string) *picker.Pool {
+	pool := func(replica string) *picker.Pool {
 		c := picker.DefaultConfig()
 		c.Replica = replica
 		p := picker.NewPool(c, timing.Known())
@@ -44,7 +44,7 @@ func pickers(t *testing.T) (own, other *picker.Pool) {
 		}, time.Now())
 		return p
 	}
-	return make("a"), make("b")
+	return pool("a"), pool("b")
 }
 
 func pick(t *testing.T, p *picker.Pool, id int) {

@@ -44,7 +44,7 @@ func build(c config.Config, secret string, logger *slog.Logger) (*parts, error) 
 	if err != nil {
 		return nil, err
 	}
-	index := kvindex.NewIndex()
+	index := kvindex.NewIndexSized(c.Index.MaxBytes)
 	prefixes := kvindex.NewPrefixMap(c.Index.PrefixMapBytes)
 	if log.embedded != nil {
 		c.Picker.Replica = "" // it is alone with its own log
@@ -65,7 +65,7 @@ func build(c config.Config, secret string, logger *slog.Logger) (*parts, error) 
 	if log.embedded == nil {
 		p.announcer = &announcer{pool: pool, log: log}
 	}
-	registry.MustRegister(&collector{index: index, pool: pool, follower: f, log: p.logView})
+	registry.MustRegister(&collector{index: index, indexLimit: c.Index.MaxBytes, prefixes: prefixes, pool: pool, follower: f, log: p.logView})
 	p.admin = &admin{
 		router: router, plans: server.Plans(), pool: pool, maxBody: int64(c.ExtProc.MaxBodyBytes),
 		index: &indexPage{index: index, prefixes: prefixes, workers: f.members.views, log: p.logView},

@@ -12,10 +12,12 @@ import (
 // collector turns the stats of index, pool and log into metrics at each
 // scrape. Labels are the pool's workers, so their number is bounded by it.
 type collector struct {
-	index    *kvindex.Index
-	pool     *picker.Pool
-	follower *follower
-	log      func() LogView
+	index      *kvindex.Index
+	indexLimit int // bytes; 0 is none
+	prefixes   *kvindex.PrefixMap
+	pool       *picker.Pool
+	follower   *follower
+	log        func() LogView
 }
 
 // Describe sends nothing: the metrics are checked when they are collected.
@@ -36,7 +38,12 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	send(gauge, "index_owners", "Pools of blocks that the index knows.", float64(index.Owners))
 	send(gauge, "index_blocks", "Distinct blocks in the index.", float64(index.Blocks))
 	send(gauge, "index_memberships", "Pairs of a block and an owner that holds it.", float64(index.Memberships))
-	send(gauge, "index_bytes", "Memory of the index, estimated.", float64(index.Bytes))
+	send(gauge, "index_bytes", "Memory reserved for the index.", float64(index.Bytes))
+	send(gauge, "index_limit_bytes", "What index_bytes may come to; 0 is no limit.", float64(c.indexLimit))
+	send(counter, "index_forgotten_total", "Memberships given up because the limit was reached.", float64(index.Forgotten))
+	prefixes := c.prefixes.Stats()
+	send(gauge, "prefix_map_chunks", "Chunks of learned texts.", float64(prefixes.Chunks))
+	send(gauge, "prefix_map_bytes", "Memory of the learned texts.", float64(prefixes.Bytes))
 
 	pool := c.pool.Stats(time.Now())
 	send(gauge, "pool_workers", "Known workers, each rank once.", float64(pool.Workers))
@@ -45,6 +52,14 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	send(counter, "pool_picks_total", "Picks with a target.", float64(pool.Picked))
 	send(counter, "pool_refusals_total", "Picks without a target.", float64(pool.Refused))
 	send(counter, "pool_expired_bookings_total", "Bookings that nobody closed within their lease.", float64(pool.Expired))
+
+	send(gauge, "replicas_bookings", "Requests that other replicas have announced and that are not over.", float64(pool.Shared))
+	send(counter, "replicas_announced_total", "Announcements of this picker's bookings.", float64(pool.Announced))
+	send(counter, "replicas_heard_total", "Announcements of other replicas that were taken over.", float64(pool.Heard))
+	send(counter, "replicas_late_total", "Announcements of other replicas that came after a newer one or the end.", float64(pool.Late))
+	send(counter, "replicas_uncounted_total", "Announcements of other replicas whose name was taken, or for which there was no room.",
+		float64(pool.Clashes+pool.Overflow))
+	send(counter, "replicas_lapsed_total", "Bookings of other replicas that nobody closed or announced again.", float64(pool.Lapsed))
 
 	log := c.log()
 	connected := 0.0
@@ -58,7 +73,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	send(counter, "log_gaps_total", "Records that showed that earlier ones were lost.", float64(log.Gaps))
 	send(counter, "log_fenced_total", "Records of writers that another one has replaced.", float64(log.Fenced))
 	send(counter, "log_faulty_records_total", "Records that the index refused for another reason.", float64(log.Faulty))
-	send(counter, "log_dropped_records_total", "Bookings of this picker that the log did not take in time.", float64(log.Dropped))
+	send(counter, "log_dropped_records_total", "Bookings of this picker that the log did not take in time.", float64(log.Dropped+pool.Unsent))
 
 	requests, queue := map[string]float64{}, map[string]float64{}
 	for _, w := range pool.PerWorker { // a worker's ranks together: one series for each worker

@@ -86,7 +86,8 @@ func (o Options) compare(ctx context.Context, model string, messages []message) 
 		if err != nil {
 			return fmt.Errorf("explain by %s: %w", pickerName(i, len(o.Ports.Pickers)), err)
 		}
-		fmt.Fprintf(w, "  %s\t%s\t%d of %d tokens cached\t%s\n", pickerName(i, len(o.Ports.Pickers)), o.nameOf(plan.Decode.Address), plan.Cached, plan.ISL, plan.Reason)
+		fmt.Fprintf(w, "  %s\t%s\t%d of %d tokens cached\t%s\n", pickerName(i, len(o.Ports.Pickers)), o.nameOf(plan.Decode.Address),
+			plan.Cached, plan.ISL, plan.Reason)
 	}
 	if err := w.Flush(); err != nil {
 		return fmt.Errorf("print the comparison: %w", err)
