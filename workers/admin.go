@@ -140,7 +140,9 @@ func (a *Agent) servePrefixes(w http.ResponseWriter, r *http.Request) {
 		out = append(out, p.export(model))
 	}
 	w.Header().Set("Content-Type", "application/json")
-	_ = json.NewEncoder(w).Encode(out) // the reader may be gone
+	if err := json.NewEncoder(w).Encode(out); err != nil {
+		a.deps.Logger.Debug("known prefixes", "err", err) // the reader is gone
+	}
 }
 
 // spread is n of the prefixes that are not too long. Their hashes are as good as

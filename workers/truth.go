@@ -212,7 +212,7 @@ func prefixesOf(batches []batch, model string) []prefix {
 			}
 			first := e.Parent == nil
 			for j, h := range e.Hashes {
-				if e.Extra != nil && len(e.Extra[j]) > 0 {
+				if j < len(e.Extra) && len(e.Extra[j]) > 0 {
 					break
 				}
 				p := extend(before, first, ns, e.Tokens[j*e.BlockSize:(j+1)*e.BlockSize], nil)

@@ -24,11 +24,11 @@ import (
 
 // part is a program that a test kills and starts again.
 type part struct {
-	name string
-	path string
-	args []string
-	*process
+	*process // the present one
 
+	name   string
+	path   string
+	args   []string
 	starts int
 }
 
