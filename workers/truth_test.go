@@ -70,9 +70,15 @@ func TestTruthByReplay(t *testing.T) {
 	a := startAgent(t, e.URL, log, func(c *Config) {
 		c.WorkerID, c.KVEvents, c.KVReplay, c.Admin = "w1", []string{p.events}, []string{p.replay}, "127.0.0.1:0"
 	})
-	w.await("the engine's blocks", func([]kvindex.Record) bool { return len(w.index.Blocks(owner)) == 20 })
-	if h := lastOf(w.records, kvindex.KindHello); h.Hello.Admin != a.admin.String() {
-		t.Errorf("Hello says %q, the pages are at %s", h.Hello.Admin, a.admin)
+	said := ""
+	w.await("the engine's blocks", func(rs []kvindex.Record) bool {
+		if h := lastOf(rs, kvindex.KindHello); h != nil {
+			said = h.Hello.Admin
+		}
+		return len(w.index.Blocks(owner)) == 20
+	})
+	if said != a.admin.String() {
+		t.Errorf("Hello says %q, the pages are at %s", said, a.admin)
 	}
 
 	l := a.content()
