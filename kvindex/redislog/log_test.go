@@ -119,6 +119,13 @@ func (r *reader) look(cond func() bool) (bool, chan struct{}) {
 	return cond(), r.news
 }
 
+// heard is how often a worker said Hello.
+func (r *reader) heard(w kvindex.WorkerID) int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.hellos[w]
+}
+
 func device(w kvindex.WorkerID) kvindex.Owner { return kvindex.Owner{Worker: w} }
 
 func stored(o kvindex.Owner, seq uint64, hashes ...kvindex.BlockHash) kvindex.Record {
@@ -179,6 +186,7 @@ func TestAppendAndTail(t *testing.T) {
 		t.Errorf("append of seq 5: %v", err)
 	}
 	for _, r := range []*reader{live, late, later} {
+		r.stop()
 		if len(r.refused) > 0 {
 			t.Errorf("refused: %v", r.refused)
 		}
