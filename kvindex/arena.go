@@ -207,8 +207,3 @@ func (a *arena) freeNow(addr, words uint32) {
 	a.used -= int(words)
 	a.put(addr, words)
 }
-
-// retire gives back a block that readers of this epoch may look at.
-func (a *arena) retire(addr, words uint32, epoch uint64) {
-	a.limbo = append(a.limbo, retired{epoch: epoch, addr: addr, words: words})
-}

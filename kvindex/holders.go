@@ -8,14 +8,13 @@ import (
 )
 
 // A holding says that a slot holds the blocks from..to-1 of a run, in one word,
-// so that a reader always sees a whole one. 0 is none.
+// so that a reader always sees a whole one. 0 is none. There are 2^24 slots: owners,
+// and what died within two passes of the sweep.
 //
 // Invariant: a run's holdings are in order of from (holes of value 0 between
 // them); those of one slot do not touch each other, so that one of them tells
 // how far a slot reaches from a place; none goes beyond the run's length.
 type holding uint64
-
-const maxSlots = 1 << (64 - 2*fieldBits)
 
 func newHolding(slot, from, to uint32) holding {
 	return holding(slot)<<(2*fieldBits) | holding(from)<<fieldBits | holding(to)

@@ -329,9 +329,7 @@ func BenchmarkIndexRead(b *testing.B) {
 					if len(samples) < cap(samples) {
 						samples = append(samples, time.Since(from))
 					}
-					if i++; i == len(q.chains) {
-						i = 0
-					}
+					i = (i + 1) % len(q.chains)
 				}
 				cpu := threadTime() - start
 				slices.Sort(samples)

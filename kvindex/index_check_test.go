@@ -33,7 +33,7 @@ type indexCheck struct {
 	faults                   []string
 }
 
-func (c *indexCheck) fault(format string, args ...any) {
+func (c *indexCheck) faultf(format string, args ...any) {
 	if len(c.faults) < 10 {
 		c.faults = append(c.faults, fmt.Sprintf(format, args...))
 	}
@@ -49,7 +49,7 @@ func (c *indexCheck) run(addr uint32) int {
 	c.held += int(s.held())
 	c.idle += int(s.idle())
 	if x.reach(r) != s {
-		c.fault("run %d: state %x, want %x", addr, s, x.reach(r))
+		c.faultf("run %d: state %x, want %x", addr, s, x.reach(r))
 	}
 	for at := range s.length() {
 		a := v.address(addr, r, at)
@@ -57,10 +57,10 @@ func (c *indexCheck) run(addr uint32) int {
 			a |= startFlag
 		}
 		if p := v.place(a); p != (place{addr, at}) {
-			c.fault("run %d, place %d: origin says %+v", addr, at, p)
+			c.faultf("run %d, place %d: origin says %+v", addr, at, p)
 		}
 		if f := v.find(v.hash(addr, r, at)); f != a {
-			c.fault("run %d, place %d: the table has %d, want %d", addr, at, f, a)
+			c.faultf("run %d, place %d: the table has %d, want %d", addr, at, f, a)
 		}
 	}
 	last, ends := uint32(0), map[uint32]uint32{}
@@ -70,16 +70,16 @@ func (c *indexCheck) run(addr uint32) int {
 			continue
 		}
 		if h.from() < last || h.from() >= h.to() || h.to() > s.length() {
-			c.fault("run %d of %d blocks: holding %d-%d after %d", addr, s.length(), h.from(), h.to(), last)
+			c.faultf("run %d of %d blocks: holding %d-%d after %d", addr, s.length(), h.from(), h.to(), last)
 		}
 		if end, ok := ends[h.slot()]; ok && h.from() <= end {
-			c.fault("run %d: slot %d has %d-%d up to %d", addr, h.slot(), h.from(), h.to(), end)
+			c.faultf("run %d: slot %d has %d-%d up to %d", addr, h.slot(), h.from(), h.to(), end)
 		}
 		last, ends[h.slot()] = h.from(), h.to()
 		c.slots[h.slot()] += int(h.to() - h.from())
 	}
 	if head := v.head(v.hash(addr, r, 0)); (head == addr) != (s&runHead != 0) {
-		c.fault("run %d, state %x: heads have %d", addr, s, head)
+		c.faultf("run %d, state %x: heads have %d", addr, s, head)
 	}
 	_, chunks := chunkList(r[wordChunks])
 	return int(chunks) + int(holderList(r[wordList]).size) + int(chunksOf(s.length()))*chunkWords
@@ -98,7 +98,7 @@ func (c *indexCheck) table() int {
 			each := uint64(1) << (d.bits - depth)
 			for k := j; k < j+each; k++ {
 				if d.segs[k] != d.segs[j] {
-					c.fault("part %d: segment %d differs from %d", i, k, j)
+					c.faultf("part %d: segment %d differs from %d", i, k, j)
 				}
 			}
 			words += int(n) * lineWords
@@ -107,7 +107,7 @@ func (c *indexCheck) table() int {
 		}
 	}
 	if entries != c.blocks {
-		c.fault("table has %d entries, runs have %d blocks", entries, c.blocks)
+		c.faultf("table has %d entries, runs have %d blocks", entries, c.blocks)
 	}
 	return words
 }
@@ -128,17 +128,17 @@ func (c *indexCheck) segment(addr, n uint32) int {
 				home = otherBucket(t, at, n)
 				gone[home]++
 				if !isAway(c.x.arena.mem.line(addr+home*lineWords), t) {
-					c.fault("segment %d: the filter of bucket %d lacks one", addr, home)
+					c.faultf("segment %d: the filter of bucket %d lacks one", addr, home)
 				}
 			}
 			if home != bucketOf(m, n) {
-				c.fault("segment %d: entry of bucket %d is in %d", addr, bucketOf(m, n), home)
+				c.faultf("segment %d: entry of bucket %d is in %d", addr, bucketOf(m, n), home)
 			}
 		}
 	}
 	for at, want := range gone {
 		if got := away(c.x.arena.mem.line(addr + uint32(at)*lineWords)[2]); got != want {
-			c.fault("segment %d: %d entries of bucket %d are elsewhere, it says %d", addr, want, at, got)
+			c.faultf("segment %d: %d entries of bucket %d are elsewhere, it says %d", addr, want, at, got)
 		}
 	}
 	return entries
@@ -157,7 +157,7 @@ func (c *indexCheck) limbo() int {
 func (c *indexCheck) totals(words int) {
 	x := c.x
 	if words != x.arena.used {
-		c.fault("%d words in use, arena says %d", words, x.arena.used)
+		c.faultf("%d words in use, arena says %d", words, x.arena.used)
 	}
 	free, all := 0, 0
 	for class, b := range x.arena.free {
@@ -173,27 +173,27 @@ func (c *indexCheck) totals(words int) {
 		all += len(p.words)
 	}
 	if all > 0 && words+free+int(x.arena.end-x.arena.next)+chunkWords != all {
-		c.fault("%d words used, %d free, %d never used, of %d", words, free, x.arena.end-x.arena.next, all)
+		c.faultf("%d words used, %d free, %d never used, of %d", words, free, x.arena.end-x.arena.next, all)
 	}
 	if c.runs != x.runs || c.held != x.blocks || c.idle != x.idle {
-		c.fault("runs %d, held %d, idle %d; index says %d, %d, %d", c.runs, c.held, c.idle, x.runs, x.blocks, x.idle)
+		c.faultf("runs %d, held %d, idle %d; index says %d, %d, %d", c.runs, c.held, c.idle, x.runs, x.blocks, x.idle)
 	}
 	members, copies := 0, 0
 	for _, o := range x.owners {
 		copies += len(o.copies)
 		members += o.held
 		if c.slots[o.slot] != o.held {
-			c.fault("%s: runs have %d blocks, owner says %d", o.Owner, c.slots[o.slot], o.held)
+			c.faultf("%s: runs have %d blocks, owner says %d", o.Owner, c.slots[o.slot], o.held)
 		}
 		delete(c.slots, o.slot)
 	}
 	if members != x.memberships || copies != x.copies {
-		c.fault("owners hold %d and %d copies, index says %d and %d", members, copies, x.memberships, x.copies)
+		c.faultf("owners hold %d and %d copies, index says %d and %d", members, copies, x.memberships, x.copies)
 	}
 	for _, d := range x.seats.dying {
 		delete(c.slots, d.slot)
 	}
 	if len(c.slots) > 0 {
-		c.fault("slots of nobody: %v", c.slots)
+		c.faultf("slots of nobody: %v", c.slots)
 	}
 }

@@ -153,11 +153,13 @@ func TestIndexReadersBesideWriters(t *testing.T) {
 		readers.Go(func() {
 			rng := rand.New(rand.NewPCG(seed, 100+uint64(i)))
 			var dst []Match
-			for err := error(nil); !stop.Load(); answers.Add(1) {
+			for !stop.Load() {
+				var err error
 				if dst, err = ask(x, workers, chains, rng.IntN(raceChains), dst); err != nil {
 					t.Errorf("seed %d: %v", seed, err)
 					return
 				}
+				answers.Add(1)
 			}
 		})
 	}

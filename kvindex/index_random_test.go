@@ -128,11 +128,11 @@ func (f *forest) path(i, n int) (parent BlockHash, hashes []BlockHash) {
 // block is a random one, mostly of a part that moves on as time goes by, so that
 // the same ones come again.
 func (f *forest) block(rng *rand.Rand, time int) int {
-	if n := len(f.hash); rng.IntN(4) == 0 || n < 100 {
+	n := len(f.hash)
+	if rng.IntN(4) == 0 || n < 100 {
 		return rng.IntN(n)
-	} else {
-		return (time/50 + rng.IntN(n/10)) % n
 	}
+	return (time/50 + rng.IntN(n/10)) % n
 }
 
 // writer makes a plausible history of one owner, and faults in its delivery.
@@ -349,7 +349,7 @@ func TestIndexMillion(t *testing.T) {
 		x := NewIndex()
 		x.idleFloor = []int{0, 0, 10, 0, 100, idleFloor}[i]
 		h := newHistory(t, seed, c, x)
-		every := 500 + c.blocks
+		every := 1000 + 2*c.blocks
 		for h.event < events/len(settings) {
 			h.step()
 			if h.rng.IntN(20) == 0 {

@@ -45,12 +45,15 @@ func (x *Index) idleTooMany() bool { return x.idle > x.blocks/idleShare+x.idleFl
 func (x *Index) sweepNext() int {
 	addr := x.slabs[x.sweep.slab] + uint32(x.sweep.at)*runWords
 	n := x.sweepRun(addr)
-	if x.sweep.at++; x.sweep.at == slabRuns {
-		x.sweep.at = 0
-		if x.sweep.slab++; x.sweep.slab == len(x.slabs) {
-			x.sweep.slab = 0
-			x.endPass()
-		}
+	x.sweep.at++
+	if x.sweep.at < slabRuns {
+		return n
+	}
+	x.sweep.at = 0
+	x.sweep.slab++
+	if x.sweep.slab == len(x.slabs) {
+		x.sweep.slab = 0
+		x.endPass()
 	}
 	return n
 }

@@ -171,7 +171,7 @@ type aim struct {
 	growth  int        // x.growth when it was made
 }
 
-// aims is how many hashes a writer aims at at a time.
+// aims is how many hashes a writer aims at before it looks.
 const aims = 64
 
 // aim makes x.aims for hashes and one more, aims of them at most, and asks for
