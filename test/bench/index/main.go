@@ -183,6 +183,9 @@ func (b *bench) withoutPeer() {
 	for i := range b.file.Rows {
 		if r := &b.file.Rows[i]; r.PeerValue != nil && *r.PeerValue == 0 {
 			r.Peer, r.PeerValue = nil, nil
+			if r.GoalOn == "ratio" {
+				r.Reason = "the peer's program was not built"
+			}
 		}
 	}
 }
