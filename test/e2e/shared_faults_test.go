@@ -59,22 +59,22 @@ func faultCases() []faultCase {
 		// A new agent learns from an engine's events what it holds, and those begin to be
 		// forgotten after 10,000 batches: these cases come first.
 		{"AgentKilled", false, func(t *testing.T, s *shared, l *steadyLoad) []victim {
-			at := s.agents[0].kill(t)
+			v := s.agents[0].kill(t, string(s.workers[0].id))
 			l.hold(t, time.Second)
 			s.begin(t, s.agents[0])
-			return []victim{{at, string(s.workers[0].id)}}
+			return []victim{v}
 		}},
 		{"EngineKilled", false, func(t *testing.T, s *shared, l *steadyLoad) []victim {
-			at := s.engines[1].kill(t)
+			v := s.engines[1].kill(t, string(s.workers[1].id))
 			l.hold(t, time.Second)
 			s.begin(t, s.engines[1])
-			return []victim{{at, string(s.workers[1].id)}}
+			return []victim{v}
 		}},
 		{"ReplicaKilled", false, func(t *testing.T, s *shared, l *steadyLoad) []victim {
-			at := s.pickers[1].kill(t)
+			v := s.pickers[1].kill(t, "")
 			l.hold(t, time.Second)
 			s.begin(t, s.pickers[1])
-			return []victim{{at, ""}}
+			return []victim{v}
 		}},
 		{"C17SlowRedis", true, proxied(redistest.Delay, 200*time.Millisecond, 3*time.Second)},
 		{"C17SilentRedis", true, proxied(redistest.Stall, 0, 6*time.Second)},
@@ -124,7 +124,7 @@ func faultCases() []faultCase {
 // file.
 func restartRedis(appendOnly string) func(*testing.T, *shared, *steadyLoad) []victim {
 	return func(t *testing.T, s *shared, l *steadyLoad) []victim {
-		s.redis.kill(t)
+		s.redis.kill(t, "")
 		l.hold(t, 2*time.Second)
 		s.redis.args[len(s.redis.args)-1] = appendOnly
 		s.begin(t, s.redis)

@@ -129,7 +129,8 @@ func (l *steadyLoad) hold(t *testing.T, d time.Duration) {
 
 // victim is something that was killed: what was inside it is lost.
 type victim struct {
-	at time.Time
+	// The signal was sent at from, and it was gone at at.
+	from, at time.Time
 	// address is the agent's, of the killed one or of the killed engine; empty for a
 	// picker.
 	address string
@@ -167,7 +168,7 @@ func (s *shared) insideOf(t *testing.T, o outcome, victims []victim) (victim, bo
 		}
 	}
 	for _, v := range victims {
-		if o.began.Before(v.at) && o.ended.After(v.at) && v.address == plan.Decode.Address {
+		if o.began.Before(v.at) && o.ended.After(v.from) && v.address == plan.Decode.Address {
 			return v, true
 		}
 	}

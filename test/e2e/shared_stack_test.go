@@ -148,16 +148,18 @@ func (s *shared) begin(t *testing.T, p *part) {
 	p.process = s.start(s.whole, name, p.path, p.args...)
 }
 
-// kill ends a part without a warning, and returns when it was gone.
-func (p *part) kill(t *testing.T) time.Time {
+// kill ends a part without a warning. address is the agent's whose requests are
+// lost with it; empty for none or a picker's.
+func (p *part) kill(t *testing.T, address string) victim {
 	t.Helper()
+	from := time.Now()
 	p.signal(t, syscall.SIGKILL)
 	select {
 	case <-p.Done():
 	case <-time.After(patience):
 		t.Fatalf("%s does not die", p.name)
 	}
-	return time.Now()
+	return victim{from, time.Now(), address}
 }
 
 func (p *part) signal(t *testing.T, sig syscall.Signal) {
