@@ -65,17 +65,22 @@ type retired struct {
 	words uint32
 }
 
-// Blocks have a power of two of words, from 8 to a page, or segmentWords.
+// Blocks have a power of two of words, from 8 to a page, or are segments of the
+// table's two full sizes.
 const (
 	minBlockBits = 3
 	maxBlockBits = 16
-	classes      = maxBlockBits + 2
-	segmentClass = maxBlockBits + 1
+	smallClass   = maxBlockBits + 1
+	largeClass   = maxBlockBits + 2
+	classes      = maxBlockBits + 3
 )
 
 func class(words uint32) int {
-	if words == segmentWords {
-		return segmentClass
+	switch words {
+	case smallSegment:
+		return smallClass
+	case largeSegment:
+		return largeClass
 	}
 	return bits.TrailingZeros32(words)
 }
@@ -122,8 +127,11 @@ func (a *arena) alloc(words uint32) uint32 {
 		a.used -= int(chunkWords - words)
 		return b
 	}
+	if b := a.split(words); b != 0 {
+		return b
+	}
 	if a.end-a.next < words && !a.grow(words) {
-		return a.split(words)
+		return a.cut(words)
 	}
 	b := a.next
 	a.next += words
@@ -131,7 +139,8 @@ func (a *arena) alloc(words uint32) uint32 {
 	return b
 }
 
-// split takes a block from a larger free one.
+// split takes a block from a larger free one, but not from a segment: others
+// of its size will be wanted.
 func (a *arena) split(words uint32) uint32 {
 	if words > 1<<maxBlockBits || words&(words-1) != 0 {
 		return 0
@@ -149,13 +158,20 @@ func (a *arena) split(words uint32) uint32 {
 		a.used += int(words)
 		return b
 	}
-	if words <= 256 && a.free[segmentClass] != 0 {
-		b := a.free[segmentClass]
-		a.free[segmentClass] = uint32(*a.mem.word(b))
-		for i := uint32(0); i < segmentWords; i += 256 {
-			a.put(b+i, 256)
+	return 0
+}
+
+// cut takes a chunk, or less, from a free segment: there is nothing else.
+func (a *arena) cut(words uint32) uint32 {
+	for _, size := range []uint32{smallSegment, largeSegment} {
+		c := class(size)
+		if b := a.free[c]; b != 0 && words <= chunkWords {
+			a.free[c] = uint32(*a.mem.word(b))
+			for i := uint32(0); i < size; i += chunkWords {
+				a.put(b+i, chunkWords)
+			}
+			return a.alloc(words)
 		}
-		return a.alloc(words)
 	}
 	return 0
 }

@@ -27,6 +27,24 @@ const (
 
 func (l headList) start(x uint64) int { return int(x >> (64 - bits.Len(uint(len(l)-1)))) }
 
+// may reports whether a run may begin with a hash. It looks at no run, so nobody
+// need take a place for it.
+func (s *heads) may(h BlockHash) bool {
+	p := s.list.Load()
+	if p == nil {
+		return false
+	}
+	l, x := *p, spread(h)
+	for i := l.start(x); ; i++ {
+		switch w := atomic.LoadUint64(&l[i&(len(l)-1)]); {
+		case w == 0:
+			return false
+		case w>>32 == x&0xffffffff && w != headGone:
+			return true
+		}
+	}
+}
+
 // head is the run that begins with a hash, or 0.
 func (v *view) head(h BlockHash) uint32 {
 	p := v.x.heads.list.Load()

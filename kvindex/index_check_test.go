@@ -162,8 +162,11 @@ func (c *indexCheck) totals(words int) {
 	free, all := 0, 0
 	for class, b := range x.arena.free {
 		size := 1 << class
-		if class == segmentClass {
-			size = segmentWords
+		switch class {
+		case smallClass:
+			size = smallSegment
+		case largeClass:
+			size = largeSegment
 		}
 		for ; b != 0; b = uint32(*x.arena.mem.word(b)) {
 			free += size

@@ -39,7 +39,7 @@ func (x *Index) Overlap(chain []BlockHash, dst []Match) []Match {
 
 // prefixes is Overlap by group 0 alone.
 func (x *Index) prefixes(chain []BlockHash, dst []Match) []Match {
-	if len(chain) == 0 {
+	if len(chain) == 0 || !x.heads.may(chain[0]) {
 		return dst
 	}
 	r := x.readers.enter()

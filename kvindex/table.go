@@ -47,9 +47,10 @@ const (
 	lineWords    = 8
 	slots        = 10 // in a bucket
 	firstBuckets = 2
-	smallBuckets = 64
-	largeBuckets = 96
-	segmentWords = largeBuckets * lineWords
+	smallBuckets = 72
+	largeBuckets = 104
+	smallSegment = smallBuckets * lineWords // words
+	largeSegment = largeBuckets * lineWords
 
 	tagUsed  = 1 << 15
 	tagOther = 1 << 14
@@ -371,8 +372,8 @@ func (x *Index) growSegment(p *part, m uint64) bool {
 	addr, n, depth := segmentOf(d.segs[i])
 	if full := fullSize(partOf(m)); n < full {
 		for n < full {
-			n = min(n*2, full)
-			if n == smallBuckets {
+			n *= 2
+			if n > smallBuckets/2 {
 				n = full
 			}
 			seg := x.newSegment(n)
