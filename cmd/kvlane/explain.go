@@ -1,9 +1,11 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
@@ -13,8 +15,9 @@ import (
 )
 
 type explainFlags struct {
-	admin, path, policy string
-	json                bool
+	admin        []string
+	path, policy string
+	json         bool
 }
 
 func newExplainCommand() *cobra.Command {
@@ -30,9 +33,12 @@ made. Without one it reads a request's body from standard input and shows the
 plan that would be made now; nothing is sent or booked.`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(f.admin) == 0 {
+				return errors.New("--admin: want at least one address")
+			}
 			view, err := f.ask(cmd, args)
 			if err != nil {
-				return noPicker(f.admin, err)
+				return noPicker(strings.Join(f.admin, ", "), err)
 			}
 			if f.json {
 				return printJSON(cmd.OutOrStdout(), view)
@@ -41,7 +47,8 @@ plan that would be made now; nothing is sent or booked.`,
 		},
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&f.admin, "admin", epp.DefaultListen().Admin, "the picker's admin address")
+	flags.StringSliceVar(&f.admin, "admin", []string{epp.DefaultListen().Admin},
+		"the picker's admin address; with several, a request is looked for in each")
 	flags.StringVar(&f.path, "path", "/v1/chat/completions", "path of the request on standard input")
 	flags.StringVar(&f.policy, "policy", "", "policy to ask with (default: the picker's own)")
 	flags.BoolVar(&f.json, "json", false, "print JSON")
@@ -49,9 +56,8 @@ plan that would be made now; nothing is sent or booked.`,
 }
 
 func (f *explainFlags) ask(cmd *cobra.Command, args []string) (epp.PlanView, error) {
-	client := epp.NewClient(f.admin)
 	if len(args) == 1 {
-		return client.Plan(cmd.Context(), args[0])
+		return f.find(cmd.Context(), args[0])
 	}
 	body, err := io.ReadAll(cmd.InOrStdin())
 	if err != nil {
@@ -60,7 +66,17 @@ func (f *explainFlags) ask(cmd *cobra.Command, args []string) (epp.PlanView, err
 	if len(body) == 0 {
 		return epp.PlanView{}, errors.New("standard input is empty: want a request's body, or a request id as argument")
 	}
-	return client.Explain(cmd.Context(), f.path, f.policy, body)
+	return epp.NewClient(f.admin[0]).Explain(cmd.Context(), f.path, f.policy, body)
+}
+
+// find asks the pickers in turn: one of them has made the plan.
+func (f *explainFlags) find(ctx context.Context, id string) (view epp.PlanView, err error) {
+	for _, address := range f.admin {
+		if view, err = epp.NewClient(address).Plan(ctx, id); err == nil {
+			return view, nil
+		}
+	}
+	return view, err
 }
 
 // printPlan writes a plan for people: the choice, then a row for each candidate.

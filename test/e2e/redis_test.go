@@ -55,6 +55,12 @@ func (s *stack) testSame(t *testing.T) {
 			t.Errorf("%s dropped %g bookings", r.name, n)
 		}
 	}
+	a := s.gateway.ask(t, rules(s.model, "yard 0", 60, 4))
+	var pages []string
+	for _, r := range s.pickers {
+		pages = append(pages, strings.TrimPrefix(r.page, "http://"))
+	}
+	contains(t, mustRun(t, "", "explain", "--admin", strings.Join(pages, ","), a.request), a.request, "reason   cached")
 	if made != len(s.pickers) {
 		t.Errorf("%d pickers made plans, want %d", made, len(s.pickers))
 	}
