@@ -54,6 +54,10 @@ type Index struct {
 	// the runs that they meet.
 	round atomic.Uint64
 
+	// loose is set once somebody stored blocks without saying what is before them:
+	// then any run may go on anywhere.
+	loose atomic.Bool
+
 	mu     sync.Mutex // of the writer, for all below and above but what is atomic
 	arena  arena
 	owners map[Owner]*owner
@@ -66,6 +70,8 @@ type Index struct {
 	// aims are of the hashes a write is about; growth counts what makes them void.
 	aims    [aims]aim
 	growth  int
+	parent  BlockHash // of the record being stored
+	awaited awaited
 	touched uint64
 	sweep   sweep
 	// idleFloor is idleFloor; tests have less.
@@ -226,6 +232,10 @@ func (x *Index) store(o *owner, parent BlockHash, hashes []BlockHash) {
 		n := min(len(hashes), aims-1)
 		x.aim(hashes[:n], parent)
 		if first && x.known(&x.aims[0]) == 0 {
+			x.parent = parent
+			if parent == 0 {
+				x.loose.Store(true)
+			}
 			if a := x.known(&x.aims[n]); a != 0 {
 				v := x.view()
 				before = v.place(a)
@@ -249,6 +259,9 @@ func (x *Index) storePart(o *owner, before place, at []aim, hashes []BlockHash) 
 			v := x.view()
 			p = v.place(a)
 			n = x.common(p, hashes)
+			if before.run != 0 && p != (place{before.run, before.at + 1}) {
+				x.setFork(before)
+			}
 		} else if p, n = x.extend(before, at); n == 0 {
 			return place{}
 		}
@@ -280,9 +293,10 @@ func (x *Index) extend(before place, hashes []aim) (place, uint32) {
 			if n := x.grow(before.run, hashes); n > 0 {
 				return place{before.run, before.at + 1}, n
 			}
-		} else {
-			x.setFork(before)
 		}
+		x.setFork(before)
+	} else {
+		x.awaited.add(x.parent)
 	}
 	run := x.newRun()
 	if run == 0 {

@@ -120,9 +120,9 @@ func (f *forest) path(i, n int) (parent BlockHash, hashes []BlockHash) {
 	}
 	slices.Reverse(hashes)
 	if i >= 0 {
-		parent = f.hash[i]
+		return f.hash[i], hashes
 	}
-	return parent, hashes
+	return 1 << 62, hashes // the namespace's root
 }
 
 // block is a random one, mostly of a part that moves on as time goes by, so that
@@ -145,6 +145,7 @@ type writer struct {
 	calm             int // how much rarer faults and resets are
 	time             int
 	asked            bool // for a snapshot, after a gap
+	loose            bool // it does not always say what is before what it stores
 }
 
 // next is the records that arrive now.
@@ -205,8 +206,8 @@ func (w *writer) write(rng *rand.Rand) Record {
 
 func (w *writer) stored(rng *rand.Rand) *Stored {
 	parent, hashes := w.blocks.path(w.blocks.block(rng, w.time), 1+rng.IntN(w.long))
-	if rng.IntN(10) == 0 {
-		parent = 0 // a writer need not know it
+	if w.loose && rng.IntN(10) == 0 {
+		parent = 0
 	}
 	return &Stored{Parent: parent, Hashes: hashes}
 }
@@ -230,6 +231,7 @@ func (w *writer) removed(rng *rand.Rand) []BlockHash {
 // setting is a random history: some workers with some owners each, over some blocks.
 type setting struct {
 	blocks, workers, long, calm int
+	loose                       bool
 }
 
 // history runs a setting in an index and in the model.
@@ -249,7 +251,7 @@ func newHistory(t *testing.T, seed uint64, c setting, x *Index) *history {
 	h := &history{t: t, rng: rng, x: x, model: map[Owner]*modelOwner{}, blocks: newForest(rng, c.blocks), refused: map[string]int{}}
 	for i := range c.workers * 6 {
 		o := Owner{WorkerID(fmt.Sprintf("w%d", i/6)), uint16(i / 3 % 2), Tier(i % 3)}
-		h.writers = append(h.writers, &writer{owner: o, epoch: 1, term: 1, blocks: h.blocks, long: c.long, calm: c.calm})
+		h.writers = append(h.writers, &writer{owner: o, epoch: 1, term: 1, blocks: h.blocks, long: c.long, calm: c.calm, loose: c.loose})
 	}
 	return h
 }
@@ -341,13 +343,14 @@ func TestIndexMillion(t *testing.T) {
 		{blocks: 5, workers: 1, long: 5, calm: 1},
 		{blocks: 60, workers: 3, long: 8, calm: 1},
 		{blocks: 60, workers: 3, long: 8, calm: 50},
+		{blocks: 100, workers: 3, long: 8, calm: 10, loose: true},
 		{blocks: 400, workers: 10, long: 30, calm: 10},
 		{blocks: 3000, workers: 2, long: 200, calm: 200},
 		{blocks: 50_000, workers: 5, long: 60, calm: 1000},
 	}
 	for i, c := range settings {
 		x := NewIndex()
-		x.idleFloor = []int{0, 0, 10, 0, 100, idleFloor}[i]
+		x.idleFloor = []int{0, 0, 10, 0, 0, 100, idleFloor}[i]
 		h := newHistory(t, seed, c, x)
 		every := 1000 + 2*c.blocks
 		for h.event < events/len(settings) {

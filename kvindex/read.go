@@ -96,7 +96,8 @@ func (q *query) walk(n uint32, p place) (steps int, done bool) {
 	round := q.x.round.Load()
 	for {
 		r := q.line(p.run)
-		length := runState(atomic.LoadUint64(&r[wordState])).length()
+		state := runState(atomic.LoadUint64(&r[wordState]))
+		length := state.length()
 		if p.at >= length { // being stored or removed
 			return steps, true
 		}
@@ -106,7 +107,7 @@ func (q *query) walk(n uint32, p place) (steps int, done bool) {
 		end := n + q.span(p.run, r, length, p.at, q.chain[n:])
 		q.reader.path[steps] = step{run: p.run, at: p.at, first: n, end: end}
 		steps++
-		if n = end; n == uint32(len(q.chain)) {
+		if n = end; n == uint32(len(q.chain)) || state&runParent == 0 && !q.x.loose.Load() {
 			return steps, true
 		}
 		if steps == pathSteps {

@@ -60,6 +60,9 @@ const (
 	runUsed   runState = 1 << 60
 	runSealed runState = 1 << 61 // its end was cut off: it does not grow any more
 	runHead   runState = 1 << 62 // it is in heads
+	// runParent: a block of another run may follow one of this. Where it is not set
+	// a query has come to the end. See awaited.
+	runParent runState = 1 << 63
 )
 
 func (s runState) length() uint32 { return uint32(s) & field }
@@ -68,7 +71,7 @@ func (s runState) held() uint32   { return uint32(s>>(2*fieldBits)) & field }
 func (s runState) idle() uint32   { return s.length() - s.end() }
 
 func (s runState) with(length, end, held uint32) runState {
-	return s&(runUsed|runSealed|runHead) | runState(length) | runState(end)<<fieldBits | runState(held)<<(2*fieldBits)
+	return s&(runUsed|runSealed|runHead|runParent) | runState(length) | runState(end)<<fieldBits | runState(held)<<(2*fieldBits)
 }
 
 // place is a block as a run and its place in it.
@@ -221,6 +224,9 @@ func (x *Index) grow(run uint32, hashes []aim) (n uint32) {
 				break
 			}
 		}
+		if x.awaited.may(h.hash) {
+			s |= runParent
+		}
 		words[0] = uint64(h.hash)
 		a := addr
 		if length == 0 {
@@ -318,9 +324,33 @@ func setHalf(w *uint64, i, to uint32) {
 	atomic.StoreUint64(w, *w&^(0xffffffff<<shift)|uint64(to)<<shift)
 }
 
+// awaited are blocks that may come into some run and have blocks of another run
+// behind them already: unknown parents, and what was cut off runs that were
+// parents. It is a filter, so it may have others too.
+type awaited [1024]uint64
+
+func (f *awaited) bit(h BlockHash) (*uint64, uint64) {
+	x := spread(h)
+	return &f[x>>6%uint64(len(f))], 1 << (x & 63)
+}
+
+func (f *awaited) add(h BlockHash) {
+	w, b := f.bit(h)
+	*w |= b
+}
+
+func (f *awaited) may(h BlockHash) bool {
+	w, b := f.bit(h)
+	return *w&b != 0
+}
+
 // setFork remembers where a run branched off.
 func (x *Index) setFork(p place) {
-	w := &x.run(p.run)[wordChunks]
+	r := x.run(p.run)
+	if s := r[wordState]; runState(s)&runParent == 0 {
+		atomic.StoreUint64(&r[wordState], s|uint64(runParent))
+	}
+	w := &r[wordChunks]
 	if at := p.at + 1; uint32(*w>>32)&field != at && at <= field {
 		atomic.StoreUint64(w, *w&^(field<<32)|uint64(at)<<32)
 	}
@@ -337,6 +367,9 @@ func (x *Index) truncate(run, length uint32) {
 		list = list[:0]
 		for at := from; at < min(from+aims-1, s.length()); at++ {
 			list = append(list, v.hash(run, r, at))
+			if s&runParent != 0 {
+				x.awaited.add(list[len(list)-1])
+			}
 		}
 		x.aim(list, 0)
 		for i := range list {
