@@ -34,6 +34,7 @@ type fleetFlags struct {
 	deployment, json string
 	policies         []string
 	limit, times     int
+	seeds            int
 	kvTokens         int
 	lag              time.Duration
 }
@@ -66,6 +67,7 @@ Azure LLM traces.`,
 	flags.StringVar(&f.deployment, "deployment", timing.DefaultDeployment, "timing of the engines, or dynamo-polynomial")
 	flags.IntVar(&f.limit, "limit", 0, "play only the first N requests (0 = all)")
 	flags.Uint64Var(&f.cfg.Seed, "seed", f.cfg.Seed, "seed of ties and losses")
+	flags.IntVar(&f.seeds, "seeds", 1, "play each policy with that many seeds and show the means")
 	flags.DurationVar(&f.lag, "lag", 0, "time until routers have what workers wrote")
 	flags.Float64Var(&f.cfg.EventLoss, "loss", 0, "share of batches of cache changes that a router misses, 0 to 1")
 	flags.BoolVar(&f.cfg.NoEvents, "no-events", false, "workers publish no cache changes")
@@ -98,7 +100,7 @@ func (f *fleetFlags) run(cmd *cobra.Command, path string) error {
 	if cfg.Timing, err = engineTiming(f.deployment, cfg.Blocks*cfg.Trace.BlockSize); err != nil {
 		return err
 	}
-	results, err := sim.Compare(cmd.Context(), cfg, chosen)
+	results, err := sim.Compare(cmd.Context(), cfg, f.seeds, chosen)
 	if err != nil {
 		return err
 	}
@@ -217,7 +219,7 @@ func (f *benchFlags) run(cmd *cobra.Command) error {
 		Workers: 8, Blocks: f.blocks, Policies: sim.Policies(), Seed: 1, Progress: cmd.ErrOrStderr(),
 	}
 	if short {
-		f.traces, plan.Blocks, plan.Loads = []string{"synthetic"}, []int{589}, []string{sim.LoadModerate}
+		f.traces, plan.Blocks, plan.Loads, plan.Seeds = []string{"synthetic"}, []int{589}, []string{sim.LoadModerate}, 1
 	}
 	for _, name := range f.traces {
 		t, err := sim.LoadTrace(name, filepath.Join(f.data, "traces", name+"_trace.jsonl.gz"), 0)

@@ -57,6 +57,11 @@ type Config struct {
 	BookingLag time.Duration
 	// Changes are workers that die or join.
 	Changes []Change
+	// Spacing puts requests that the trace gives the same moment this far apart. The
+	// conversation trace has steps of 3 s, so ten requests come at once: one router
+	// takes them one after the other, but of several none can know what the others
+	// decide in that instant.
+	Spacing time.Duration
 	SLO     SLO
 }
 
@@ -186,11 +191,16 @@ func newFleet(cfg Config) (*Fleet, error) {
 	for _, e := range f.engines {
 		f.deliver([]kvindex.Record{e.hello()})
 	}
+	// The picker breaks ties by the request's name.
+	prefix := "r" + strconv.FormatUint(cfg.Seed, 10) + "-"
 	f.calls = make([]*call, len(cfg.Trace.Entries))
 	for i := range cfg.Trace.Entries {
 		e := &cfg.Trace.Entries[i]
 		c := &call{osl: e.OSL, arrived: time.Duration(float64(e.At) / cfg.Speed), router: f.routers[i%cfg.Replicas], worker: -1}
-		c.Request = policies.Request{ID: "r" + strconv.Itoa(i), Index: i, ISL: e.ISL, Blocks: e.Blocks, Output: e.OSL}
+		c.Request = policies.Request{ID: prefix + strconv.Itoa(i), Index: i, ISL: e.ISL, Blocks: e.Blocks, Output: e.OSL}
+		if i > 0 && cfg.Spacing > 0 {
+			c.arrived = max(c.arrived, f.calls[i-1].arrived+cfg.Spacing)
+		}
 		f.calls[i] = c
 	}
 	f.arrival(0)

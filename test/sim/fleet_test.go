@@ -126,7 +126,7 @@ func TestLoss(t *testing.T) {
 
 func TestSpeedFor(t *testing.T) {
 	c := small(t, "round-robin")
-	speed, r, err := sim.SpeedFor(t.Context(), c, 0.8)
+	speed, r, err := sim.SpeedFor(t.Context(), c, 1, 0.8)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -71,20 +71,23 @@ func Axes(span time.Duration) []Axis {
 }
 
 // replicaAxes are several routers. Load reports are late in all of them: with
-// reports at once there is nothing left to share.
+// reports at once there is nothing left to share. Requests of one moment are 2 ms
+// apart, except where the name says otherwise.
 func replicaAxes() []Axis {
-	axis := func(n int, booking time.Duration) func(*Config) {
+	axis := func(n int, booking, spacing time.Duration) func(*Config) {
 		return func(c *Config) {
-			c.Replicas, c.BookingLag = n, booking
+			c.Replicas, c.BookingLag, c.Spacing = n, booking, spacing
 			c.EventLag, c.LoadLag = 20*time.Millisecond, 20*time.Millisecond
 		}
 	}
+	const apart = 2 * time.Millisecond
 	return []Axis{
-		{Name: "1 replica, load 20 ms late", Group: "replicas", Change: axis(1, 0)},
-		{Name: "2 replicas, bookings after 1 ms", Group: "replicas", Change: axis(2, time.Millisecond), Goal: 0.03},
-		{Name: "2 replicas, bookings not shared", Group: "replicas", Change: axis(2, -1)},
-		{Name: "4 replicas, bookings after 1 ms", Group: "replicas", Change: axis(4, time.Millisecond)},
-		{Name: "4 replicas, bookings not shared", Group: "replicas", Change: axis(4, -1)},
+		{Name: "1 replica, load 20 ms late", Group: "replicas", Change: axis(1, 0, apart)},
+		{Name: "2 replicas, bookings after 1 ms", Group: "replicas", Change: axis(2, time.Millisecond, apart), Goal: 0.03},
+		{Name: "2 replicas, bookings not shared", Group: "replicas", Change: axis(2, -1, apart)},
+		{Name: "4 replicas, bookings after 1 ms", Group: "replicas", Change: axis(4, time.Millisecond, apart)},
+		{Name: "4 replicas, bookings not shared", Group: "replicas", Change: axis(4, -1, apart)},
+		{Name: "2 replicas, bookings after 1 ms, requests in one instant", Group: "replicas", Change: axis(2, time.Millisecond, 0)},
 	}
 }
 
@@ -151,7 +154,7 @@ func robust(ctx context.Context, base Config) ([]Robustness, error) {
 		a.Change(&mine)
 		a.Change(&other)
 		other.Policy = theirs.New
-		jobs = append(jobs, &job{cfg: mine}, &job{cfg: other})
+		jobs = append(jobs, &job{cfg: mine, seeds: seeds(base.Trace)}, &job{cfg: other, seeds: seeds(base.Trace)})
 	}
 	if err := runAll(ctx, jobs); err != nil {
 		return nil, err

@@ -34,7 +34,7 @@ func (p *Plan) Scale(ctx context.Context, s *Study, t Trace) ([]Load, error) {
 		}
 		cfg.Trace = cfg.Trace.Times(size.workers / base.Workers)
 		cfg.Workers = size.workers
-		results, err := Compare(ctx, cfg, list)
+		results, err := Compare(ctx, cfg, 1, list)
 		if err != nil {
 			return nil, err
 		}

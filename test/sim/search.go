@@ -11,6 +11,7 @@ import (
 // job is one simulation of many.
 type job struct {
 	cfg    Config
+	seeds  int // 0 for one
 	result *Result
 }
 
@@ -19,7 +20,7 @@ func runAll(ctx context.Context, jobs []*job) error {
 	tasks := make([]func(context.Context) error, len(jobs))
 	for i, j := range jobs {
 		tasks[i] = func(ctx context.Context) (err error) {
-			j.result, err = Run(ctx, j.cfg)
+			j.result, err = RunSeeds(ctx, j.cfg, j.seeds)
 			return err
 		}
 	}
@@ -37,13 +38,13 @@ func sideBySide(ctx context.Context, tasks []func(context.Context) error) error 
 }
 
 // SpeedFor is the highest speed, to within 1 %, at which at least that share of
-// the requests meets the SLO, and the result there. cfg's own speed is where the
-// search begins.
-func SpeedFor(ctx context.Context, cfg Config, goodput float64) (float64, *Result, error) {
+// the requests meets the SLO, in the mean of some seeds, and the result there.
+// cfg's own speed is where the search begins.
+func SpeedFor(ctx context.Context, cfg Config, seeds int, goodput float64) (float64, *Result, error) {
 	meets := func(speed float64) (*Result, bool, error) {
 		c := cfg
 		c.Speed = speed
-		r, err := Run(ctx, c)
+		r, err := RunSeeds(ctx, c, seeds)
 		if err != nil {
 			return nil, false, err
 		}

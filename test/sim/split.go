@@ -50,7 +50,7 @@ func split(ctx context.Context, base Config) ([]SplitCase, error) {
 	for _, prefillers := range []int{0, base.Workers / 4, base.Workers / 2} {
 		cfg := base
 		cfg.Prefillers = prefillers
-		results, err := Compare(ctx, cfg, append(SplitRules(), ours))
+		results, err := Compare(ctx, cfg, seeds(cfg.Trace), append(SplitRules(), ours))
 		if err != nil {
 			return nil, err
 		}

@@ -65,6 +65,8 @@ type Plan struct {
 	Loads    []string
 	Policies []Named
 	Seed     uint64
+	// Seeds is how many runs each figure is the mean of; 0: as the trace needs.
+	Seeds int
 	// Progress gets a line for each step.
 	Progress io.Writer
 }
@@ -144,7 +146,7 @@ func (p *Plan) speeds(ctx context.Context, base Config) (map[string]float64, err
 		}
 		speed, known := out[LoadHeavy]
 		if l.name != LoadOver || !known {
-			if speed, _, err = SpeedFor(ctx, base, l.goodput); err != nil {
+			if speed, _, err = SpeedFor(ctx, base, p.seeds(base.Trace), l.goodput); err != nil {
 				return nil, err
 			}
 		}
@@ -157,7 +159,7 @@ func (p *Plan) speeds(ctx context.Context, base Config) (map[string]float64, err
 
 func (p *Plan) load(ctx context.Context, base Config, name string, speed float64) (*Load, error) {
 	base.Speed = speed
-	results, err := Compare(ctx, base, p.Policies)
+	results, err := Compare(ctx, base, p.seeds(base.Trace), p.Policies)
 	if err != nil {
 		return nil, err
 	}
@@ -170,14 +172,30 @@ func (p *Plan) load(ctx context.Context, base Config, name string, speed float64
 	return &Load{Name: name, Speed: speed, Results: results}, nil
 }
 
-// Compare plays one configuration under several policies and gives the results
-// by policy.
-func Compare(ctx context.Context, cfg Config, list []Named) (map[string]*Result, error) {
+func (p *Plan) seeds(t Trace) int {
+	if p.Seeds > 0 {
+		return p.Seeds
+	}
+	return seeds(t)
+}
+
+// seeds is how many runs a figure is the mean of: three of a short trace, where
+// ties between workers weigh more.
+func seeds(t Trace) int {
+	if len(t.Entries) < 6000 {
+		return 3
+	}
+	return 1
+}
+
+// Compare plays one configuration under several policies, each with some seeds,
+// and gives the results by policy.
+func Compare(ctx context.Context, cfg Config, seeds int, list []Named) (map[string]*Result, error) {
 	jobs := make([]*job, len(list))
 	for i, p := range list {
 		c := cfg
 		c.Policy = p.New
-		jobs[i] = &job{cfg: c}
+		jobs[i] = &job{cfg: c, seeds: seeds}
 	}
 	if err := runAll(ctx, jobs); err != nil {
 		return nil, err
@@ -209,7 +227,7 @@ func (p *Plan) capacities(ctx context.Context, base Config, c *Case) error {
 		cfg := base
 		cfg.Speed, cfg.Policy = (c.Loads[0].Speed+c.Loads[1].Speed)/2, policy.New
 		tasks[i] = func(ctx context.Context) (err error) {
-			found[i], _, err = SpeedFor(ctx, cfg, capacityAt)
+			found[i], _, err = SpeedFor(ctx, cfg, p.seeds(base.Trace), capacityAt)
 			return err
 		}
 	}
