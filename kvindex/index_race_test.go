@@ -1,6 +1,7 @@
 package kvindex
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -249,6 +250,30 @@ func TestIndexBudgetKeepsWhatIsAsked(t *testing.T) {
 		t.Errorf("got %+v, want some forgotten and most of the budget in use", s)
 	}
 	checkIndex(t, x)
+}
+
+// A batch stops at the first record that is refused, and can be gone on with.
+func TestIndexApplyBatch(t *testing.T) {
+	x := NewIndex()
+	var batch []Record
+	for _, seq := range []uint64{1, 2, 4, 3} {
+		batch = append(batch, Record{
+			Owner: Owner{Worker: "w"}, Epoch: 1, Term: 1, Seq: seq, Kind: KindStored,
+			Stored: &Stored{Parent: BlockHash(seq), Hashes: []BlockHash{BlockHash(seq + 1)}},
+		})
+	}
+	batch = append(batch, Record{Owner: Owner{Worker: "w"}, Epoch: 1, Term: 1, Seq: 5, Kind: KindCleared})
+	var gap *GapError
+	n, err := x.ApplyBatch(batch)
+	if n != 2 || !errors.As(err, &gap) || gap.Want != 3 {
+		t.Fatalf("got %d, %v, want 2 and a gap at 3", n, err)
+	}
+	if got := x.Blocks(Owner{Worker: "w"}); len(got) > 0 {
+		t.Errorf("got %v after the gap, want nothing", got)
+	}
+	if n, err = x.ApplyBatch(batch[4:]); n != 1 || err != nil {
+		t.Errorf("got %d, %v, want 1 and no error", n, err)
+	}
 }
 
 // 3,750 blocks and 96 workers that all hold them: the size of a long prompt in a
