@@ -22,6 +22,12 @@
 // past, a refused connection and a later process start are a new life: a new
 // epoch, empty.
 //
+// Other engines. TensorRT-LLM is asked for its events, which it tells once: a hole
+// in their numbers costs the rank's content. For an engine without events a model
+// of its cache, made of the requests that pass and corrected by the cached tokens
+// that it reports, is published in their place. Of hybrid models every KV-cache
+// group is published under a number of its own, and Hello says what each needs.
+//
 // Invariants. One goroutine writes to the log. No request waits for the log.
 // With no request in flight, every load figure is 0. The engine sees no header
 // that steers, and of a body's bytes only return_token_ids and

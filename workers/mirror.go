@@ -97,6 +97,61 @@ func (m *mirror) holds() iter.Seq[kvindex.Stored] {
 // link is a block after its parent.
 type link struct{ parent, hash kvindex.BlockHash }
 
+// tree are links in the order of their parents, so that children lie together,
+// and for each link the place of its block's first child, or -1. starts are the
+// places of first children of what is not held.
+type tree struct {
+	links  []link
+	child  []int32
+	starts []int32
+}
+
+func newTree(links []link) *tree {
+	slices.SortFunc(links, compareLinks)
+	t := &tree{links: links, child: make([]int32, len(links))}
+	byHash := make([]int32, len(links))
+	for i := range byHash {
+		byHash[i], t.child[i] = int32(i), -1
+	}
+	slices.SortFunc(byHash, func(a, b int32) int { return cmp.Compare(links[a].hash, links[b].hash) })
+	for i := range links {
+		parent := links[i].parent
+		if i > 0 && links[i-1].parent == parent {
+			continue
+		}
+		for len(byHash) > 0 && links[byHash[0]].hash < parent {
+			byHash = byHash[1:]
+		}
+		if len(byHash) > 0 && links[byHash[0]].hash == parent {
+			t.child[byHash[0]] = int32(i)
+		} else {
+			t.starts = append(t.starts, int32(i))
+		}
+	}
+	return t
+}
+
+func compareLinks(a, b link) int {
+	return cmp.Or(cmp.Compare(a.parent, b.parent), cmp.Compare(a.hash, b.hash))
+}
+
+// siblings reports whether the link after this one has the same parent.
+func (t *tree) siblings(i int32) bool {
+	return int(i)+1 < len(t.links) && t.links[i+1].parent == t.links[i].parent
+}
+
+// follow returns the run that begins with a block and ends before the first fork,
+// and the place of that fork's first child, or -1.
+func (t *tree) follow(i int32) (run []kvindex.BlockHash, fork int32) {
+	for {
+		run = append(run, t.links[i].hash)
+		i = t.child[i]
+		if i < 0 || t.siblings(i) {
+			return run, i
+		}
+	}
+}
+
 // chains yields the blocks in runs: first those whose parent is not there, then
 // what follows at each fork, and in the end the second and later copies.
 func chains(p *translate.Parents) iter.Seq[kvindex.Stored] {
@@ -109,54 +164,24 @@ func chains(p *translate.Parents) iter.Seq[kvindex.Stored] {
 				copies = append(copies, link{e.Parent, h})
 			}
 		}
-		order := func(a, b link) int { return cmp.Or(cmp.Compare(a.parent, b.parent), cmp.Compare(a.hash, b.hash)) }
-		slices.SortFunc(links, order)
-		// first[b] is the place in links of b's first child.
-		first := translate.NewParents(0)
-		var todo []int
-		for i, l := range links {
-			if i == 0 || links[i-1].parent != l.parent {
-				first.Store(l.parent, kvindex.BlockHash(i))
-				if !p.Holds(l.parent) {
-					todo = append(todo, i)
-				}
-			}
-		}
-		for len(todo) > 0 {
-			i := todo[0]
-			todo = todo[1:]
-			for parent := links[i].parent; i < len(links) && links[i].parent == parent; i++ {
-				run, fork := follow(links, first, links[i].hash)
+		t := newTree(links)
+		for todo := t.starts; len(todo) > 0; todo = todo[1:] {
+			for i, more := todo[0], true; more; i++ {
+				more = t.siblings(i)
+				run, fork := t.follow(i)
 				if fork >= 0 {
 					todo = append(todo, fork)
 				}
-				if !yield(kvindex.Stored{Parent: parent, Hashes: run}) {
+				if !yield(kvindex.Stored{Parent: t.links[i].parent, Hashes: run}) {
 					return
 				}
 			}
 		}
-		slices.SortFunc(copies, order)
+		slices.SortFunc(copies, compareLinks)
 		for _, l := range copies {
 			if !yield(kvindex.Stored{Parent: l.parent, Hashes: []kvindex.BlockHash{l.hash}}) {
 				return
 			}
-		}
-	}
-}
-
-// follow returns the run that begins with a block and ends before the first fork,
-// and the place of that fork's first child, or -1.
-func follow(links []link, first *translate.Parents, h kvindex.BlockHash) (run []kvindex.BlockHash, fork int) {
-	run = append(run, h)
-	for {
-		at, ok := first.Parent(run[len(run)-1])
-		switch i := int(at); {
-		case !ok:
-			return run, -1
-		case i+1 < len(links) && links[i+1].parent == links[i].parent:
-			return run, i
-		default:
-			run = append(run, links[i].hash)
 		}
 	}
 }

@@ -60,7 +60,7 @@ func (c *cacheModel) begin(ctx context.Context, req *openai.Request, a *openai.A
 	r := &modelled{cache: c, ns: namespaceOf(s, req)}
 	prompts := req.TokenPrompts
 	for i := range req.TextPrompts {
-		prompts = append(prompts[:len(prompts):len(prompts)], promptIDs(req, a, i))
+		prompts = append(slices.Clip(prompts), promptIDs(req, a, i))
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()

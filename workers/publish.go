@@ -72,6 +72,7 @@ type publisher struct {
 
 	pending       []kvindex.Record
 	pendingHashes int
+	whole         int // hashes of the last snapshot: it must not be given up for its own size
 	dirty         bool
 	away          bool // the log could not be reached at the last try
 	anchored      bool // a sequenced record was sent since the last heartbeat
@@ -192,7 +193,7 @@ func (p *publisher) absorb(u update) {
 		}
 		p.take(r)
 	}
-	if p.pendingHashes > maxPendingHashes {
+	if p.pendingHashes > p.whole+maxPendingHashes {
 		p.metrics.LogOverflow.Inc()
 		p.resync()
 	}
@@ -299,6 +300,7 @@ func (p *publisher) snapshot() {
 	for _, l := range p.lessons.all() {
 		p.queue(p.learnedRecord(l))
 	}
+	p.whole = p.pendingHashes
 }
 
 func (p *publisher) learnedRecord(l *kvindex.Learned) kvindex.Record {

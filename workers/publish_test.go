@@ -325,6 +325,28 @@ func listMirror(m *mirror) string {
 	return strings.Join(list, " ")
 }
 
+// TestLargeSnapshot: the snapshot of a worker with more blocks than may wait for the
+// log is sent all the same.
+func TestLargeSnapshot(t *testing.T) {
+	p := newPublisher(memlog.New(memlog.Options{}), "w", 1, nil, newLoad(), NewMetrics(prometheus.NewRegistry()))
+	p.absorb(update{rank: 0, epoch: 1})
+	last := kvindex.BlockHash(1)
+	for range maxPendingHashes/8192 + 2 {
+		hashes := make([]kvindex.BlockHash, 8192)
+		for i := range hashes {
+			hashes[i] = last + 1
+			last++
+		}
+		p.absorb(update{rank: 0, records: []kvindex.Record{stored(hashes[0]-1, hashes...)}})
+	}
+	p.resync()
+	p.snapshot()
+	p.absorb(update{rank: 0, records: []kvindex.Record{stored(last, last+1)}})
+	if p.dirty || p.pendingHashes <= maxPendingHashes {
+		t.Errorf("dirty %v, %d hashes wait: the snapshot was given up", p.dirty, p.pendingHashes)
+	}
+}
+
 // TestLowerTierParents: an engine that offloads does not say what comes before a
 // block; the writer knows from the other tiers, also of blocks that went lately.
 func TestLowerTierParents(t *testing.T) {

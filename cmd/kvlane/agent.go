@@ -82,7 +82,8 @@ func addAgentFlags(cmd *cobra.Command, cfg *workers.Config, f *agentFlags) {
 	fl.StringVar(&f.redis, "redis", "", "URL of the Redis that holds the log, in place of --log (environment: KVLANE_REDIS)")
 	fl.StringVar(&f.pool, "pool", config.Default().Log.Pool, "name of the pool in Redis, the same as the picker's")
 	fl.StringVar(&f.role, "role", kvindex.RoleAggregated.String(), "aggregated, prefill or decode")
-	fl.StringSliceVar(&cfg.KVEvents, "kv-events", cfg.KVEvents, "ZMQ endpoints of the engine's KV events, one per data-parallel rank, or TensorRT-LLM's http://HOST:PORT/kv_cache_events; empty for none")
+	fl.StringSliceVar(&cfg.KVEvents, "kv-events", cfg.KVEvents,
+		"ZMQ endpoints of the engine's KV events, one per data-parallel rank, or TensorRT-LLM's http://HOST:PORT/kv_cache_events; empty for none")
 	fl.StringSliceVar(&cfg.KVReplay, "kv-replay", cfg.KVReplay, "ZMQ replay endpoints, in the same order; empty for none")
 	fl.StringVar(&f.kvGroups, "kv-groups", "", "the engine's KV-cache groups in its order, like full,window:128,state::528, if its events do not say it")
 	fl.BoolVar(&cfg.KVEagle, "kv-eagle", false, "the engine drafts by EAGLE or MTP and computes the last cached block anew")
