@@ -42,7 +42,8 @@ func (f *Fleet) newRouter(i int) *router {
 		name = "router" + strconv.Itoa(i)
 	}
 	r.policy = cfg.Policy(Setup{
-		Workers: cfg.Workers, Prefillers: cfg.Prefillers, Group: cfg.Group, Blocks: cfg.Blocks, BlockSize: cfg.Trace.BlockSize, ChunkTokens: cfg.ChunkTokens,
+		Workers: cfg.Workers, Prefillers: cfg.Prefillers, Group: cfg.Group,
+		Blocks: cfg.Blocks, BlockSize: cfg.Trace.BlockSize, ChunkTokens: cfg.ChunkTokens,
 		Timing: cfg.Timing, Hardware: hardware, Replica: name, SLO: cfg.SLO,
 		Rand: rand.New(rand.NewPCG(cfg.Seed, 100+uint64(i))),
 	})
