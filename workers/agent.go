@@ -257,7 +257,7 @@ func (a *Agent) follow(ctx context.Context, process *child.Process) error {
 		wait, cancel = context.WithTimeout(ctx, a.cfg.StartTimeout)
 		defer cancel()
 	}
-	if _, err := a.prober.await(wait); err != nil {
+	if err := a.prober.await(wait); err != nil {
 		if ctx.Err() != nil {
 			return nil
 		}

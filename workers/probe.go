@@ -203,16 +203,16 @@ func (p *prober) publish(old, next *engineState, refused bool) {
 }
 
 // await waits until the engine is up.
-func (p *prober) await(ctx context.Context) (*engineState, error) {
+func (p *prober) await(ctx context.Context) error {
 	ticker := time.NewTicker(50 * time.Millisecond)
 	defer ticker.Stop()
 	for {
-		if s := p.state.Load(); s.Up {
-			return s, nil
+		if p.state.Load().Up {
+			return nil
 		}
 		select {
 		case <-ctx.Done():
-			return nil, fmt.Errorf("wait for the engine: %w (last: %s)", ctx.Err(), p.state.Load().Why)
+			return fmt.Errorf("wait for the engine: %w (last: %s)", ctx.Err(), p.state.Load().Why)
 		case <-ticker.C:
 		}
 	}

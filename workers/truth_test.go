@@ -126,8 +126,7 @@ func TestTruthByList(t *testing.T) {
 			{"hash":"c","ids":[1,2],"lora":"ad","salt":"s"},{"hash":"d","parent":"gone","ids":[9,9]}]}`)
 	})
 	a := startAgent(t, e.URL, memlog.New(memlog.Options{}), func(c *Config) { c.WorkerID, c.Admin = "w1", "127.0.0.1:0" })
-	actx := t.Context()
-	if _, err := a.prober.await(actx); err != nil {
+	if err := a.prober.await(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	base := kvindex.Namespace{Model: "base", BlockSize: 2}.Root()
