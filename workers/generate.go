@@ -63,7 +63,7 @@ func (p *proxy) generate(w http.ResponseWriter, r *http.Request, rt routing, api
 		tokens = 0 // the other worker's
 	}
 	x.in = p.load.begin(time.Now(), rt.booking, tokens, blind)
-	defer x.end()
+	defer x.end(r.Context())
 	x.run(r.Context())
 }
 
@@ -313,11 +313,11 @@ func (x *exchange) sample() kvindex.Sample {
 }
 
 // end takes the request out of the load, whatever became of it.
-func (x *exchange) end() {
+func (x *exchange) end(ctx context.Context) {
 	s := x.sample()
 	s.Aborted = x.failed || x.gone || x.r.Context().Err() != nil
 	x.in.end(time.Now(), s)
-	x.model.end(x.r.Context(), x.answer, int(s.CachedTokens))
+	x.model.end(ctx, x.answer, int(s.CachedTokens))
 	x.proxy.count(x.api.String(), x.code, x.r)
 	if x.answer == nil {
 		return

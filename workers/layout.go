@@ -42,7 +42,7 @@ func (l *layout) number(group int) uint16 {
 
 // unused reports whether the operator said that a group says nothing.
 func (l *layout) unused(group int) bool {
-	return l.said != nil && (group >= len(l.said) || l.said[group].Kind == kvindex.GroupUnused)
+	return len(l.said) > 0 && (group >= len(l.said) || l.said[group].Kind == kvindex.GroupUnused)
 }
 
 // see learns from an event.
@@ -52,7 +52,7 @@ func (l *layout) see(e *enginewire.Event) {
 	}
 	spec := kvindex.GroupSpec{Window: uint32(e.Window)}
 	spec.Kind, _ = enginewire.KindOf(e.GroupKind)
-	if l.said != nil {
+	if len(l.said) > 0 {
 		spec = kvindex.GroupSpec{Kind: kvindex.GroupUnused}
 		if e.Group < len(l.said) {
 			spec = l.said[e.Group]
