@@ -138,8 +138,10 @@ func (r *Router) read(parsed *openai.Request, s *scratch) Decision {
 		ns := kvindex.Namespace{Model: model.Base, LoRA: model.LoRA, Salt: parsed.CacheSalt, BlockSize: model.BlockSize}
 		for _, ids := range parsed.TokenPrompts {
 			req.ISL += len(ids)
-			s.chain = kvindex.AppendChain(s.chain[:0], ns.Root(), ids, model.BlockSize)
-			s.matches.add(r.index, s.chain)
+			s.matches.add(func(dst []kvindex.Match) []kvindex.Match {
+				s.chain, dst = r.index.OverlapTokens(ns.Root(), ids, model.BlockSize, s.chain, dst)
+				return dst
+			})
 		}
 		d.KnownTokens = req.ISL
 	} else {
@@ -152,7 +154,7 @@ func (r *Router) read(parsed *openai.Request, s *scratch) Decision {
 			d.KnownTokens += known.Tokens
 			req.ISL += known.Tokens + r.density.tokens(h.Len()-known.Chunks*kvindex.ChunkSize)
 			if known.BlockSize == model.BlockSize {
-				s.matches.add(r.index, known.Blocks)
+				s.matches.add(func(dst []kvindex.Match) []kvindex.Match { return r.index.Overlap(known.Blocks, dst) })
 			}
 		}
 	}
@@ -175,10 +177,11 @@ func (m *matches) clear() {
 	m.places = m.places[:0]
 }
 
-// add looks a prompt up and adds what there is of it.
-func (m *matches) add(index *kvindex.Index, chain []kvindex.BlockHash) {
+// add looks a prompt up and adds what there is of it. overlap appends the
+// prompt's own matches.
+func (m *matches) add(overlap func(dst []kvindex.Match) []kvindex.Match) {
 	if len(m.list) == 0 {
-		m.list = index.Overlap(chain, m.list)
+		m.list = overlap(m.list)
 		return
 	}
 	if len(m.places) == 0 {
@@ -186,7 +189,7 @@ func (m *matches) add(index *kvindex.Index, chain []kvindex.BlockHash) {
 			m.note(i)
 		}
 	}
-	m.more = index.Overlap(chain, m.more[:0])
+	m.more = overlap(m.more[:0])
 	for i := range m.more {
 		n := &m.more[i]
 		have := m.find(n)

@@ -184,8 +184,7 @@ func lookup(x *kvindex.Index, set querySet, fromIDs bool) func(i int) {
 	}
 	chain, start := make([]kvindex.BlockHash, 0, document), root()
 	return func(i int) {
-		chain = kvindex.AppendChain(chain[:0], start, prompts[i], blockTokens)
-		dst = x.Overlap(chain, dst[:0])
+		chain, dst = x.OverlapTokens(start, prompts[i], blockTokens, chain, dst[:0])
 	}
 }
 
