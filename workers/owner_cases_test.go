@@ -97,7 +97,7 @@ func (o *owners) credit(chain []kvindex.BlockHash, w kvindex.WorkerID, blocks in
 
 func (o *owners) await(what string, ok func() error) {
 	o.t.Helper()
-	deadline := time.After(patience)
+	deadline := time.After(6 * patience) // a million blocks take a race detector on a busy machine half a minute
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
 	for {
