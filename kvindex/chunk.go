@@ -68,7 +68,7 @@ func (c *ChunkHasher) Write(p []byte) (int, error) {
 // WriteString is Write for strings.
 func (c *ChunkHasher) WriteString(s string) (int, error) {
 	// The bytes are only read, and not kept.
-	return c.Write(unsafe.Slice(unsafe.StringData(s), len(s))) //nolint:gosec // audited: read within its length, not kept
+	return c.Write(unsafe.Slice(unsafe.StringData(s), len(s))) //nolint:gosec // read within its length, not kept
 }
 
 // top fills the buffer up and hashes it when it is full. It returns how much of

@@ -87,7 +87,7 @@ func hashTokens(tokens []uint32) uint64 {
 		return withMedia(tokens, nil)
 	}
 	// The memory of little-endian tokens is their encoding.
-	return xxh3.Hash(unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(tokens))), 4*len(tokens))) //nolint:gosec // audited: read within its length, not kept
+	return xxh3.Hash(unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(tokens))), 4*len(tokens))) //nolint:gosec // read within its length, not kept
 }
 
 func withMedia(tokens []uint32, media []string) uint64 {
