@@ -172,8 +172,7 @@ func (d *decision) name(n int) string { return fmt.Sprintf("b%d", d.picked+n) }
 func (d *decision) decide(id string) error {
 	tokens := d.prompts[d.picked%len(d.prompts)]
 	d.picked++
-	d.chain = kvindex.AppendChain(d.chain[:0], d.root, tokens, blockTokens)
-	d.matches = d.index.Overlap(d.chain, d.matches[:0])
+	d.chain, d.matches = d.index.OverlapTokens(d.root, tokens, blockTokens, d.chain, d.matches[:0])
 	plan := d.pool.Pick(&picker.Request{ID: id, Model: "bench", ISL: len(tokens), Matches: d.matches}, time.Now())
 	if !plan.OK() || plan.Cached == 0 {
 		return fmt.Errorf("request %s: %s, %d tokens cached", id, plan.Reason, plan.Cached)
