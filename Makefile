@@ -32,12 +32,12 @@ up: build ## Start Envoy, picker and simulated engines and send requests (ONCE=1
 .PHONY: test
 test: build ## Unit and end-to-end tests with the race detector (PKG=./picker/...)
 	@scripts/tool cc envoy pyclient redis
-	@go test -race $(PKG)
+	@go test -race -timeout 30m $(PKG)
 
 .PHONY: e2e
 e2e: build ## Only the end-to-end tests, through a real Envoy
 	@scripts/tool cc envoy pyclient redis
-	@go test -race -count=1 -v ./test/e2e/...
+	@go test -race -timeout 30m -count=1 -v ./test/e2e/...
 
 .PHONY: check
 check: ## Format, vet, lint, generated files, import rules, a few seconds of each fuzz test

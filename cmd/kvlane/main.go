@@ -9,12 +9,13 @@ import (
 	"runtime/debug"
 	"syscall"
 
-	redislogging "github.com/redis/go-redis/v9/logging"
 	"github.com/spf13/cobra"
+
+	"github.com/kvlane/kvlane/kvindex/redislog"
 )
 
 func main() {
-	redislogging.Disable() // it writes a line for each try; the log's status says all that
+	redislog.Quiet()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := newRootCommand().ExecuteContext(ctx)
 	stop()
