@@ -203,8 +203,9 @@ func (s *stack) kill(t *testing.T, text string) []string {
 	return line
 }
 
-// testPickerDies: a picker that is killed under load costs at most requests
-// whose answer had not begun; none that comes later, and no answer that streams.
+// testPickerDies: a picker that is killed under load costs at most requests that
+// were with it, and none that comes later. (TestPickerCrash of test/envoy holds
+// that an answer which its picker has left to the agent goes on.)
 func (s *stack) testPickerDies(t *testing.T) {
 	var load struct {
 		sync.Mutex
@@ -226,9 +227,10 @@ func (s *stack) testPickerDies(t *testing.T) {
 		case err == nil && !load.killed.IsZero() && began.After(load.killed):
 			load.done++
 		case err == nil:
-		case began.After(load.killed) || strings.Contains(err.Error(), "stream cut"):
+		case began.After(load.killed):
 			load.faults = append(load.faults, fmt.Errorf("begun %v after the kill: %w", began.Sub(load.killed), err))
 		default:
+			t.Logf("lost: %v", err)
 			load.lost++
 		}
 	}
