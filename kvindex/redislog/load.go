@@ -26,12 +26,12 @@ func (t *tail) load(ctx context.Context, b pulse) error {
 	}
 	t.id, t.before = "", b.id
 	t.l.status.count(func(s *Status) { s.Reloads++ })
-	members, err := t.l.client.ZRange(ctx, t.l.keys.registry(), 0, -1).Result()
+	members, err := t.l.registry(ctx, &b)
 	if err != nil {
-		return fmt.Errorf("read registry: %w", err)
+		return err
 	}
 	t.covered = make(map[kvindex.WorkerID]position, len(members))
-	t.at = b.last
+	t.at, t.left, t.foreign = b.last, b.last, [shards]position{}
 	for s := range shards {
 		t.first[s] = true
 	}
@@ -54,7 +54,7 @@ func (t *tail) load(ctx context.Context, b pulse) error {
 	if err := t.learned(ctx, b.segment); err != nil {
 		return err
 	}
-	t.covered, t.id = nil, b.id
+	t.covered, t.left, t.id = nil, [shards]position{}, b.id
 	for name, w := range t.workers {
 		if !present[name] && w.missing.IsZero() {
 			w.missing = time.Now()
@@ -69,6 +69,39 @@ func (t *tail) load(ctx context.Context, b pulse) error {
 		}
 	}
 	return nil
+}
+
+// registry reads who is there, and where the shards end at that moment.
+func (l *Log) registry(ctx context.Context, b *pulse) ([]string, error) {
+	ctx, cancel := l.limit(ctx)
+	defer cancel()
+	fields := []string{"id"}
+	for s := range shards {
+		fields = append(fields, "last"+strconv.Itoa(s))
+	}
+	var members *redis.StringSliceCmd
+	var ends *redis.SliceCmd
+	_, err := l.client.TxPipelined(ctx, func(p redis.Pipeliner) error {
+		members = p.ZRange(ctx, l.keys.registry(), 0, -1)
+		ends = p.HMGet(ctx, l.keys.log(), fields...)
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read registry: %w", err)
+	}
+	if id, _ := ends.Val()[0].(string); id != b.id {
+		return nil, fmt.Errorf("read registry of log %s, now %s: %w", b.id, id, errMissed)
+	}
+	for s, end := range ends.Val()[1:] {
+		text, ok := end.(string)
+		if !ok {
+			continue // nothing was written there
+		}
+		if b.last[s], err = parsePosition(text); err != nil {
+			return nil, fmt.Errorf("read registry: %w", err)
+		}
+	}
+	return members.Val(), nil
 }
 
 // introduce passes on what is known of some workers: Hello, Load and snapshot.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -58,6 +59,8 @@ type tail struct {
 	now      position
 	first    [shards]bool // the next entry of a shard may follow an older one than at
 	covered  map[kvindex.WorkerID]position
+	left     [shards]position // while it is loaded: up to here only who is covered has anything to say
+	foreign  [shards]position // the newest entry that is not of this log
 	workers  map[kvindex.WorkerID]*known
 	complete bool
 	count    int64            // entries asked for
@@ -232,7 +235,11 @@ func (t *tail) read(ctx context.Context, wait time.Duration) (entries int, err e
 	}
 	streams = append(streams, t.l.keys.now())
 	for s := range shards {
-		streams = append(streams, t.at[s].String())
+		from := t.at[s]
+		if from.compare(t.foreign[s]) < 0 {
+			from = t.foreign[s]
+		}
+		streams = append(streams, from.String())
 	}
 	streams = append(streams, t.now.String())
 	rctx, cancel := context.WithTimeout(ctx, max(wait, 0)+t.l.opts.Timeout)
@@ -291,7 +298,9 @@ func (t *tail) entry(batch []kvindex.Record, stream string, m *redis.XMessage) (
 	before, _ := m.Values["p"].(string)
 	p, err := parsePosition(before)
 	if err != nil {
-		return batch, 0, err
+		t.foreign[shard] = id
+		t.l.status.count(func(s *Status) { s.Skipped++ })
+		return batch, len(data), nil
 	}
 	if c := p.compare(t.at[shard]); c > 0 || c < 0 && !t.first[shard] {
 		return batch, 0, fmt.Errorf("entry %s of shard %d follows %s, not %s: %w", m.ID, shard, p, t.at[shard], errMissed)
@@ -315,7 +324,9 @@ func bye(w kvindex.WorkerID) kvindex.Record {
 }
 
 // decode appends an entry's records, except those that a snapshot covered: of an
-// entry at id, all of a worker whose snapshot's mark is not before it.
+// entry at id, all of a worker whose snapshot's mark is not before it. Of a worker
+// that was gone when the state was read, or had lost its place, only a Bye is passed
+// on: the rest follows something that is not there.
 func (t *tail) decode(batch []kvindex.Record, data string, id position) []kvindex.Record {
 	from := len(batch)
 	batch, skipped, err := decodeEntry(batch, []byte(data))
@@ -325,10 +336,16 @@ func (t *tail) decode(batch []kvindex.Record, data string, id position) []kvinde
 	if skipped > 0 {
 		t.l.status.count(func(s *Status) { s.Skipped += uint64(skipped) })
 	}
-	if from < len(batch) && id != (position{}) {
-		if mark, ok := t.covered[batch[from].Owner.Worker]; ok && id.compare(mark) <= 0 {
-			return batch[:from]
-		}
+	if from == len(batch) || id == (position{}) {
+		return batch
+	}
+	w := batch[from].Owner.Worker
+	switch mark, ok := t.covered[w]; {
+	case ok && id.compare(mark) <= 0:
+		return batch[:from]
+	case !ok && id.compare(t.left[shardOf(w)]) <= 0:
+		kept := slices.DeleteFunc(batch[from:], func(r kvindex.Record) bool { return r.Kind != kvindex.KindBye })
+		return batch[:from+len(kept)]
 	}
 	return batch
 }
