@@ -59,7 +59,7 @@ func build(c config.Config, secret string, logger *slog.Logger) (*parts, error) 
 	}
 	f := &follower{
 		log: log, index: index, prefixes: prefixes, pool: pool, logger: logger,
-		members: newMembers(), ready: newReadiness(), lost: map[kvindex.WorkerID]struct{}{},
+		members: newMembers(), ready: newReadiness(), lost: map[kvindex.Owner]loss{},
 	}
 	p := &parts{health: extproc.NewHealth(), server: server, log: log, follower: f}
 	if log.embedded == nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
 	"math"
 	"slices"
 	"sync"
@@ -42,10 +43,19 @@ type follower struct {
 	ready    *readiness
 
 	writing  sync.Mutex // one record at a time goes into the index
-	lost     map[kvindex.WorkerID]struct{}
+	lost     map[kvindex.Owner]loss
 	regained time.Time
 
 	records, bookings, gaps, fenced, fault atomic.Uint64
+}
+
+// loss is where the records of an owner ceased to follow.
+type loss struct{ epoch, term, seq uint64 }
+
+// over reports whether a Cleared makes up for it: it comes later, or from a newer
+// life or writer.
+func (l loss) over(r *kvindex.Record) bool {
+	return r.Epoch > l.epoch || r.Term > l.term || r.Seq >= l.seq
 }
 
 // run follows the log until ctx ends. A tail that breaks starts anew: what the
@@ -86,8 +96,8 @@ func (f *follower) regain(now time.Time) error {
 	if len(f.lost) == 0 || now.Sub(f.regained) < regainEvery {
 		return nil
 	}
-	for id := range f.lost {
-		f.index.Drop(id)
+	for o := range f.lost {
+		f.index.Drop(o.Worker)
 	}
 	clear(f.lost)
 	f.regained = now
@@ -110,11 +120,15 @@ func (f *follower) one(r *kvindex.Record, now time.Time) {
 	var gap *kvindex.GapError
 	switch {
 	case err == nil && r.Kind == kvindex.KindCleared:
-		delete(f.lost, r.Owner.Worker)
+		if l, ok := f.lost[r.Owner]; ok && l.over(r) {
+			delete(f.lost, r.Owner)
+		}
+	case err == nil && r.Kind == kvindex.KindBye:
+		maps.DeleteFunc(f.lost, func(o kvindex.Owner, _ loss) bool { return o.Worker == r.Owner.Worker })
 	case err == nil:
 	case errors.As(err, &gap):
 		f.gaps.Add(1)
-		f.lost[r.Owner.Worker] = struct{}{}
+		f.lost[r.Owner] = loss{epoch: r.Epoch, term: r.Term, seq: gap.Want - 1}
 		f.logger.Warn("records were lost", "err", err)
 	case errors.Is(err, kvindex.ErrFenced):
 		f.fenced.Add(1)
