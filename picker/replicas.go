@@ -119,6 +119,10 @@ func (p *Pool) hear(r *kvindex.Record, now time.Time) {
 	if p.alone() || news == nil || news.ID == "" || news.Replica == "" || news.Replica == p.config.Replica {
 		return
 	}
+	if news.Seq == 0 { // nobody has sent it: numbers begin with 1
+		p.counts.late++
+		return
+	}
 	b := p.known(news, now)
 	switch {
 	case b == nil:
