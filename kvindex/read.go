@@ -66,10 +66,18 @@ func (x *Index) overlap(r *reader, chain []BlockHash, dst []Match) []Match {
 	if x.seats.slower.Load() {
 		return q.tiers(steps, done, dst)
 	}
-	dst = q.open(&r.path[0], dst)
+	if dst = q.flat(steps, done, dst); x.seats.slower.Load() { // some may have been of a slower tier
+		return x.overlap(r, chain, dst[:q.base])
+	}
+	return dst
+}
+
+// flat does all of it where there is one tier.
+func (q *query) flat(steps int, done bool, dst []Match) []Match {
+	dst = q.open(&q.reader.path[0], dst)
 	for i := 1; ; i = 0 {
 		for ; i < steps; i++ {
-			q.extend(&r.path[i], dst)
+			q.extend(&q.reader.path[i], dst)
 		}
 		if done {
 			return dst
@@ -140,14 +148,14 @@ func (q *query) open(s *step, dst []Match) []Match {
 	n := len(dst)
 	dst = slices.Grow(dst, len(words))[:n+len(words)]
 	last := s.at + s.end - s.first
-	slots := q.slots
+	slots, moved := q.slots, false
 	for i := range words {
 		h := holding(atomic.LoadUint64(&words[i]))
 		if h.from() > s.at || h.to() <= s.at {
 			continue
 		}
 		if int(h.slot()) >= len(slots) {
-			slots = q.x.seats.all()
+			slots, moved = q.x.seats.all(), true
 		}
 		info := &slots[h.slot()]
 		if info.isDead() {
@@ -160,14 +168,15 @@ func (q *query) open(s *step, dst []Match) []Match {
 		m.Depth = [NumTiers]uint32{d, d, d, d}
 	}
 	dst = dst[:n]
-	if atomic.LoadUint64(&r[wordList]) != version {
+	if moved || atomic.LoadUint64(&r[wordList]) != version {
 		dst = q.unique(dst)
 	}
 	return dst
 }
 
 // unique takes out matches of a seat that has one already: it was met in two
-// places of a list that changed meanwhile.
+// places of a list that changed meanwhile, or with two slots, of which the old list
+// of slots does not know that one is void.
 func (q *query) unique(dst []Match) []Match {
 	q.number = q.reader.begin(int(q.x.seats.count.Load()))
 	kept := dst[:q.base]

@@ -79,7 +79,7 @@ func (x *Index) sweepRun(addr uint32) int {
 	if len(x.seats.dying) > 0 {
 		x.removeDead(r)
 	}
-	if x.short() && x.round.Load()-r[wordRound] > 1 {
+	if x.short() && x.round.Load()-atomic.LoadUint64(&r[wordRound]) > 1 {
 		x.forget(addr)
 	}
 	s = runState(r[wordState])
