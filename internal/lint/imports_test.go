@@ -59,7 +59,7 @@ var allowed = map[string][]string{
 	"internal/replay":        {"internal/openai", "internal/timing", "workers/engine/bpe"},
 	"internal/benchfile":     {},
 	"internal/lint":          {},
-	"internal/porttest":      {}, // for tests
+	"internal/porttest":      {},                    // for tests
 	"internal/redistest":     {"internal/porttest"}, // for tests
 }
 
