@@ -20,6 +20,8 @@ const (
 	// maxTries bounds how often a writer judges anew because another one of the
 	// same name wrote meanwhile.
 	maxTries = 8
+	// maxNow bounds the stream of loads and bookings where nobody reports a load.
+	maxNow = 1 << 20
 )
 
 var errContended = errors.New("several writers of one worker")
@@ -98,7 +100,8 @@ func (l *Log) appendSome(ctx context.Context, records []kvindex.Record) (int, er
 	return l.write(ctx, w, records[:n])
 }
 
-// appendBookings writes what needs no place in a sequence.
+// appendBookings writes what needs no place in a sequence. Old entries are taken
+// away by the workers' loads, by Redis's clock: this process's may be another.
 func (l *Log) appendBookings(ctx context.Context, records []kvindex.Record) (int, error) {
 	var good []*kvindex.Record
 	var fault error
@@ -117,10 +120,9 @@ func (l *Log) appendBookings(ctx context.Context, records []kvindex.Record) (int
 	}
 	ctx, cancel := l.limit(ctx)
 	defer cancel()
-	from := fmt.Sprintf("%d-0", time.Now().Add(-l.opts.Recent).UnixMilli())
 	_, err := l.client.Pipelined(ctx, func(p redis.Pipeliner) error {
 		for _, e := range pack(good) {
-			p.XAdd(ctx, &redis.XAddArgs{Stream: l.keys.now(), MinID: from, Approx: true, Values: []any{"d", e}})
+			p.XAdd(ctx, &redis.XAddArgs{Stream: l.keys.now(), MaxLen: maxNow, Approx: true, Values: []any{"d", e}})
 		}
 		return nil
 	})

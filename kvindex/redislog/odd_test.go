@@ -78,3 +78,20 @@ func TestForeignEntries(t *testing.T) {
 		}
 	}
 }
+
+// TestBookingsByRedisClock: a picker whose clock is ahead takes away nothing that
+// others have not read yet.
+func TestBookingsByRedisClock(t *testing.T) {
+	s := redistest.Start(t, redistest.Options{})
+	mustAppend(t, open(t, s.URL(), nil), hello("w", time.Minute))
+	ahead := open(t, s.URL(), func(o *Options) { o.Recent = -time.Hour }) // as if it were an hour later
+	const n = 300                                                         // more than a stream's node holds
+	for i := range n {
+		mustAppend(t, ahead, kvindex.Record{
+			Owner: device("w"), Kind: kvindex.KindBooking, Booking: &kvindex.Booking{ID: fmt.Sprint(i), Replica: "a", Seq: uint64(i + 1)},
+		})
+	}
+	if got := s.Do("xlen", ahead.keys.now()); got != fmt.Sprint(n) {
+		t.Errorf("%s bookings are left, want %d", got, n)
+	}
+}

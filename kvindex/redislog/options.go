@@ -180,6 +180,9 @@ func (s *server) check() error {
 			return fmt.Errorf("%w: %q is not host:port", errURL, a)
 		}
 	}
+	if s.kind == "redis" && len(s.addrs) > 1 {
+		return fmt.Errorf("%w: %d addresses: want redis-cluster:// or redis-sentinel:// before them", errURL, len(s.addrs))
+	}
 	if s.kind == "cluster" && s.db != 0 {
 		return fmt.Errorf("%w: a cluster has only database 0", errURL)
 	}

@@ -114,6 +114,7 @@ func TestURLs(t *testing.T) {
 		{"redis://h:1?maxwait=3", `unknown parameter "maxwait"`},
 		{"redis-cluster://a,b", "not host:port"},
 		{"redis://h:1/x", "not a number"},
+		{"redis://a:1,b:2", "redis-cluster"},
 		{"unix://", "no path"},
 		{"redis://user:secret@h:port:1", "not host:port"},
 	} {
