@@ -1,6 +1,7 @@
 package porttest
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -69,7 +70,7 @@ func claim(dir string, base, n int) (held []*os.File, err error) {
 		if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
 			return held, fmt.Errorf("lock port %d: %w", port, err)
 		}
-		l, err := net.Listen("tcp", Join(port))
+		l, err := (&net.ListenConfig{}).Listen(context.Background(), "tcp", Join(port))
 		if err != nil {
 			return held, err
 		}

@@ -22,7 +22,9 @@ func TestTake(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close()
+	if err := l.Close(); err != nil {
+		t.Error(err)
+	}
 }
 
 // A port is free again once its test has ended, and not before.
