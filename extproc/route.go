@@ -138,6 +138,9 @@ func (r *Router) read(parsed *openai.Request, s *scratch) Decision {
 		ns := kvindex.Namespace{Model: model.Base, LoRA: model.LoRA, Salt: parsed.CacheSalt, BlockSize: model.BlockSize}
 		for _, ids := range parsed.TokenPrompts {
 			req.ISL += len(ids)
+			if model.BlockSize < 1 {
+				continue // the engine has not said it yet
+			}
 			s.matches.add(func(dst []kvindex.Match) []kvindex.Match {
 				s.chain, dst = r.index.OverlapTokens(ns.Root(), ids, model.BlockSize, s.chain, dst)
 				return dst
