@@ -50,6 +50,9 @@ type lease struct {
 	since    []uint64
 }
 
+// maxApproxHashes bounds a record of [Approx.Changes]: 64 KiB.
+const maxApproxHashes = 8192
+
 // NewApprox is the model of an empty cache of so many blocks; 0 if that is not
 // known, then only what the engine reports limits the model.
 func NewApprox(capacity int) *Approx {
@@ -214,7 +217,7 @@ func (a *Approx) evict(b *approxBlock) {
 	a.wake(b)
 	delete(a.blocks, b.hash)
 	a.used--
-	if n := len(a.changes); n > 0 && a.changes[n-1].Kind == KindRemoved {
+	if n := len(a.changes); n > 0 && a.changes[n-1].Kind == KindRemoved && len(a.changes[n-1].Removed.Hashes) < maxApproxHashes {
 		r := a.changes[n-1].Removed
 		r.Hashes = append(r.Hashes, b.hash)
 		return
@@ -225,7 +228,7 @@ func (a *Approx) evict(b *approxBlock) {
 // stored notes that a block came.
 func (a *Approx) stored(b *approxBlock) {
 	if n := len(a.changes); n > 0 && a.changes[n-1].Kind == KindStored {
-		if s := a.changes[n-1].Stored; s.Hashes[len(s.Hashes)-1] == b.parent {
+		if s := a.changes[n-1].Stored; s.Hashes[len(s.Hashes)-1] == b.parent && len(s.Hashes) < maxApproxHashes {
 			s.Hashes = append(s.Hashes, b.hash)
 			return
 		}

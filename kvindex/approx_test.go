@@ -232,3 +232,43 @@ func ExampleApprox() {
 	// c: 0 blocks held, 2 changes
 	// d: 1 blocks held, 2 changes
 }
+
+// However much comes or goes at once, no record grows beyond what a log takes.
+func TestApproxRecordsAreBounded(t *testing.T) {
+	const n = 3*maxApproxHashes + 5
+	a := NewApprox(n)
+	chain := func(first int) []BlockHash {
+		list := make([]BlockHash, n)
+		for i := range list {
+			list[i] = BlockHash(first + i)
+		}
+		return list
+	}
+	a.Begin("one", 1, chain(10), n)
+	a.End("one")
+	a.Begin("two", 1, chain(10+n), n)
+	sums, parent := map[Kind]int{}, map[BlockHash]BlockHash{}
+	for _, r := range a.Changes() {
+		var hashes []BlockHash
+		if r.Kind == KindStored {
+			hashes = r.Stored.Hashes
+			for before := r.Stored.Parent; len(hashes) > 0; hashes = hashes[1:] {
+				parent[hashes[0]], before = before, hashes[0]
+			}
+			hashes = r.Stored.Hashes
+		} else {
+			hashes = r.Removed.Hashes
+		}
+		if sums[r.Kind] += len(hashes); len(hashes) > maxApproxHashes {
+			t.Errorf("%s of %d blocks", r.Kind, len(hashes))
+		}
+	}
+	if sums[KindStored] != 2*n || sums[KindRemoved] != n {
+		t.Errorf("%v blocks came and went, want %d and %d", sums, 2*n, n)
+	}
+	for h, p := range parent {
+		if h != 10 && h != 10+n && p != h-1 {
+			t.Fatalf("block %d follows %d", h, p)
+		}
+	}
+}
