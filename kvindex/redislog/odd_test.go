@@ -95,3 +95,21 @@ func TestBookingsByRedisClock(t *testing.T) {
 		t.Errorf("%s bookings are left, want %d", got, n)
 	}
 }
+
+// TestWritableAgain: a writer that has nothing to write learns from its reader that
+// the server takes writes again.
+func TestWritableAgain(t *testing.T) {
+	s := redistest.Start(t, redistest.Options{})
+	l := open(t, s.URL(), nil)
+	r := follow(t, l)
+	r.until("an empty log", func() bool { return r.complete == 1 })
+	s.Do("replicaof", "127.0.0.1", "1")
+	if err := l.Append(t.Context(), []kvindex.Record{hello("w", time.Minute)}); err == nil {
+		t.Fatal("a replica took a record")
+	}
+	if got := l.Status(); got.Connected || got.Err == "" {
+		t.Errorf("beside a replica: %+v", got)
+	}
+	s.Do("replicaof", "no", "one")
+	r.until("the end of the error", func() bool { return l.Status().Connected })
+}

@@ -96,6 +96,22 @@ func (r *reporter) saw(which side, err error) {
 	} else if other := &r.err[1-which]; !isReply(*other) {
 		*other = nil // the connection is there again; only what the server refused stands
 	}
+	r.judge()
+}
+
+// beat notes that the server took the reader's small write: whatever it refused
+// before, but for want of memory, it would take now.
+func (r *reporter) beat() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !full(r.err[writing]) {
+		r.err[writing] = nil
+		r.judge()
+	}
+}
+
+// judge makes the status of the two errors; the caller holds mu.
+func (r *reporter) judge() {
 	worst := r.err[writing]
 	if worst == nil {
 		worst = r.err[reading]

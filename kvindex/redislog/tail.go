@@ -168,6 +168,7 @@ func (t *tail) beat(ctx context.Context) error {
 	}
 	t.beatAt = time.Now()
 	t.heard = t.beatAt
+	t.l.status.beat()
 	if t.id != b.id {
 		return t.load(ctx, b)
 	}
