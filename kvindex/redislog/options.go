@@ -176,9 +176,16 @@ func (s *server) check() error {
 			}
 			continue
 		}
-		if _, _, err := net.SplitHostPort(a); err != nil {
+		_, port, err := net.SplitHostPort(a)
+		if err != nil {
 			return fmt.Errorf("%w: %q is not host:port", errURL, a)
 		}
+		if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
+			return fmt.Errorf("%w: port %q of %q is not within 1 to 65535", errURL, port, a)
+		}
+	}
+	if s.db < 0 {
+		return fmt.Errorf("%w: database %d is negative", errURL, s.db)
 	}
 	if s.kind == "redis" && len(s.addrs) > 1 {
 		return fmt.Errorf("%w: %d addresses: want redis-cluster:// or redis-sentinel:// before them", errURL, len(s.addrs))
@@ -205,8 +212,8 @@ func splitURL(raw string) (*url.URL, error) {
 		credentials, hosts = authority[:i+1], authority[i+1:]
 	}
 	u, err := url.Parse(scheme + "://" + credentials + "host" + tail)
-	if err != nil {
-		return nil, fmt.Errorf("%w: cannot be parsed", errURL)
+	if err != nil || u.Fragment != "" {
+		return nil, fmt.Errorf("%w: cannot be parsed; signs like # / ? in a password are written as %%23 %%2F %%3F", errURL)
 	}
 	u.Host = hosts
 	if u.Scheme != "unix" && u.Port() == "" && !strings.Contains(hosts, ",") && hosts != "" {

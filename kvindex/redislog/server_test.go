@@ -115,6 +115,10 @@ func TestURLs(t *testing.T) {
 		{"redis-cluster://a,b", "not host:port"},
 		{"redis://h:1/x", "not a number"},
 		{"redis://a:1,b:2", "redis-cluster"},
+		{"redis://h:port", "port"},
+		{"redis://h:0", "not within"},
+		{"redis://h:1/-3", "negative"},
+		{"redis://u:#secret@h:1", "%23"},
 		{"unix://", "no path"},
 		{"redis://user:secret@h:port:1", "not host:port"},
 	} {
