@@ -32,6 +32,8 @@ func (b *bench) mixed(p *plan) error {
 		b.file.Compare(name, "p50", "ns", "lower", ours.P50, by, a.P50, 0)
 		if c.pace > 0 {
 			b.compareOurs(name, "p99", "ns", "lower", ours.P99, by, a.P99, 5000)
+			b.file.Because("after 100 us without a lookup its lines and code are no longer near: " +
+				"without a pause, see below, p99 is less than half; other work on two cores does the rest")
 		} else {
 			b.file.Compare(name, "p99", "ns", "lower", ours.P99, by, a.P99, 0)
 		}

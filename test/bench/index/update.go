@@ -62,12 +62,33 @@ func (b *bench) update(p *plan, lanes int, kind string) error {
 	}
 	name := fmt.Sprintf("store, %s, %d workers, lanes: %d", what, p.workers, lanes)
 	b.file.Compare(name, "rate", "blocks/CPU-s", "higher", median(ours.store), peerName+" "+by, most, 1.5)
+	b.file.Because(whyStore(lanes))
 	if kind == "batch" {
 		most, by = fastest(theirs, func(r *rates) []float64 { return r.remove })
 		name = fmt.Sprintf("remove, 16 blocks an event, %d workers, lanes: %d", p.workers, lanes)
 		b.file.Compare(name, "rate", "blocks/CPU-s", "higher", median(ours.remove), peerName+" "+by, most, 1.5)
+		b.file.Because(whyRemove(lanes))
 	}
 	return nil
+}
+
+// takeTurns is what two lanes have in common.
+const takeTurns = "writers take turns, so what they write moves from core to core, " +
+	"and who waits is put to sleep and woken; a replica reads its log on one lane"
+
+func whyStore(lanes int) string {
+	if lanes > 1 {
+		return takeTurns
+	}
+	return "each block is a write to a line of the table that is in no near cache, and a search of it before that; " +
+		"a third of the time is waiting for such lines, a tenth is making the table larger"
+}
+
+func whyRemove(lanes int) string {
+	if lanes > 1 {
+		return takeTurns
+	}
+	return "the event itself changes one number, but the blocks are then taken out of the table, each from a line that is in no near cache"
 }
 
 // writers are the peer's indexers that take so many lanes.
