@@ -42,7 +42,6 @@ type arena struct {
 	mem  pages // the same, for the writer
 
 	next, end uint32 // the rest of the newest page
-	fresh     bool   // the latest block is new: its words are 0
 	// free are heads of lists of free blocks, by class; a free block's first word
 	// is the next one's address.
 	free [classes]uint32
@@ -108,11 +107,9 @@ func (p pages) origin(addr uint32) *uint64 {
 	return &p[addr>>pageBits].origins[addr&(pageWords-1)>>chunkBits]
 }
 
-// alloc gives a block, or 0 if the budget is used up. Its words have any content
-// unless fresh is set.
+// alloc gives a block, or 0 if the budget is used up. Its words have any content.
 func (a *arena) alloc(words uint32) uint32 {
 	c := class(words)
-	a.fresh = false
 	if b := a.free[c]; b != 0 {
 		a.free[c] = uint32(*a.mem.word(b))
 		a.used += int(words)
@@ -139,7 +136,6 @@ func (a *arena) alloc(words uint32) uint32 {
 	b := a.next
 	a.next += words
 	a.used += int(words)
-	a.fresh = true
 	return b
 }
 

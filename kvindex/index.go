@@ -230,38 +230,23 @@ func (x *Index) store(o *owner, parent BlockHash, hashes []BlockHash) {
 	var before place // of the block before hashes[0]
 	for first := true; len(hashes) > 0; first = false {
 		n := min(len(hashes), aims-1)
-		x.aim(hashes[:n])
+		x.aim(hashes[:n], parent)
 		if first && x.known(&x.aims[0]) == 0 {
 			x.parent = parent
 			if parent == 0 {
 				x.loose.Store(true)
 			}
-			before = x.behind(o, parent)
+			if a := x.known(&x.aims[n]); a != 0 {
+				v := x.view()
+				before = v.place(a)
+			}
 		}
 		if before = x.storePart(o, before, x.aims[:n], hashes[:n]); before.run == 0 {
 			x.stats.Forgotten += uint64(len(hashes))
 			return
 		}
-		o.latest, o.latestAt = hashes[n-1], before
 		hashes = hashes[n:]
 	}
-}
-
-// behind is where a block is that an owner stores others after. Mostly it is the one
-// that it stored last. If that is still there it has not moved.
-func (x *Index) behind(o *owner, parent BlockHash) place {
-	v := x.view()
-	if p := o.latestAt; o.latest == parent && p.run != 0 {
-		r := x.run(p.run)
-		s := runState(r[wordState])
-		if s&runUsed != 0 && p.at < s.length() && v.hash(p.run, r, p.at) == parent {
-			return p
-		}
-	}
-	if a := v.find(parent); a != 0 {
-		return v.place(a)
-	}
-	return place{}
 }
 
 // storePart stores hashes behind a place and returns where the last one is; no

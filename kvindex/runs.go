@@ -224,7 +224,7 @@ func (x *Index) grow(run uint32, hashes []aim) (n uint32) {
 				break
 			}
 		}
-		if x.awaited.may(h.mixed) {
+		if x.awaited.may(h.hash) {
 			s |= runParent
 		}
 		words[0] = uint64(h.hash)
@@ -329,19 +329,18 @@ func setHalf(w *uint64, i, to uint32) {
 // parents. It is a filter, so it may have others too.
 type awaited [1024]uint64
 
-// bit is the place of a mixed hash.
-func (f *awaited) bit(x uint64) (*uint64, uint64) {
+func (f *awaited) bit(h BlockHash) (*uint64, uint64) {
+	x := spread(h)
 	return &f[x>>6%uint64(len(f))], 1 << (x & 63)
 }
 
 func (f *awaited) add(h BlockHash) {
-	w, b := f.bit(spread(h))
+	w, b := f.bit(h)
 	*w |= b
 }
 
-// may reports whether a block, by its mixed hash, may be awaited.
-func (f *awaited) may(x uint64) bool {
-	w, b := f.bit(x)
+func (f *awaited) may(h BlockHash) bool {
+	w, b := f.bit(h)
 	return *w&b != 0
 }
 
@@ -372,7 +371,7 @@ func (x *Index) truncate(run, length uint32) {
 				x.awaited.add(list[len(list)-1])
 			}
 		}
-		x.aim(list)
+		x.aim(list, 0)
 		for i := range list {
 			at := from + uint32(i)
 			a := v.address(run, r, at)

@@ -56,9 +56,6 @@ type owner struct {
 	cursor Cursor
 	slot   uint32
 	held   int // blocks
-	// latest is the block stored last, latestAt where it came then.
-	latest   BlockHash
-	latestAt place
 	// copies are the blocks reported more than once: how often beyond the first.
 	copies map[BlockHash]uint32
 }

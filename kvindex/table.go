@@ -175,32 +175,20 @@ type aim struct {
 // aims is how many hashes a writer aims at before it looks.
 const aims = 64
 
-// aim makes x.aims for hashes, aims of them at most, and asks for their buckets,
-// all at a time: each is somewhere else in memory.
-func (x *Index) aim(hashes []BlockHash) {
+// aim makes x.aims for hashes and one more, aims of them at most, and asks for
+// their buckets, all at a time: each is somewhere else in memory.
+func (x *Index) aim(hashes []BlockHash, more BlockHash) {
 	for i, h := range hashes {
 		x.aims[i].at(x, h)
 	}
+	x.aims[len(hashes)].at(x, more)
 	sum := uint64(0)
-	for i := range hashes {
+	for i := range len(hashes) + 1 {
 		if b := x.aims[i].home; b != nil {
 			sum += b[0]
 		}
 	}
-	for i := range hashes { // and for the other ones of full buckets
-		a := &x.aims[i]
-		if b := a.home; b != nil && isFull(b) {
-			base, n, depth := segmentOf(a.segment)
-			sum += x.arena.mem.line(base + otherBucket(tagOf(a.mixed, depth), bucketOf(a.mixed, n), n)*lineWords)[0]
-		}
-	}
 	x.touched += sum // somebody has to want it
-}
-
-// isFull reports that all places of a bucket have tags.
-func isFull(b *[8]uint64) bool {
-	const last = tagUsed | tagUsed<<16
-	return b[0]&b[1]&highBits == highBits && b[2]&last == last
 }
 
 func (a *aim) at(x *Index, h BlockHash) {
@@ -323,7 +311,7 @@ func comeBack(home *[8]uint64) {
 // freeSlot is the first place without a tag, slots if there is none.
 func freeSlot(b *[8]uint64) int {
 	for i := range 3 {
-		m := ^b[i] & highBits // tags in use have that bit
+		m := zeros(b[i])
 		if i == 2 {
 			m &= 0xffffffff
 		}
@@ -358,18 +346,10 @@ func (x *Index) erase(a *aim, addr uint32) {
 }
 
 func eraseIn(b *[8]uint64, tag uint64, addr uint32) bool {
-	tags := tag * lowBits
-	for w := range 3 {
-		m := zeros(b[w] ^ tags)
-		if w == 2 {
-			m &= 0xffffffff
-		}
-		for ; m != 0; m &= m - 1 {
-			i := 4*w + bits.TrailingZeros64(m)/16
-			if tagAt(b, i) == tag && address(b, i) == addr {
-				setTag(b, i, 0)
-				return true
-			}
+	for i := range slots {
+		if tagAt(b, i) == tag && address(b, i) == addr {
+			setTag(b, i, 0)
+			return true
 		}
 	}
 	return false
@@ -378,7 +358,7 @@ func eraseIn(b *[8]uint64, tag uint64, addr uint32) bool {
 // newSegment is the address of an empty segment, 0 without memory.
 func (x *Index) newSegment(buckets uint32) uint32 {
 	addr := x.arena.alloc(buckets * lineWords)
-	if addr != 0 && !x.arena.fresh {
+	if addr != 0 {
 		clear(x.arena.mem.span(addr, buckets*lineWords))
 	}
 	return addr
@@ -462,31 +442,24 @@ func (d *directory) set(i uint64, depth uint, low, high uint64) {
 }
 
 // split copies a segment's entries into two of the same size that no reader knows
-// yet, by the next bit of the hash, which is in the tag. An address without a tag
-// may come along: nobody looks at it.
+// yet, by the next bit of the hash, which is in the tag.
 func (x *Index) split(addr, n uint32, depth uint, low, high uint32) {
 	bit := tagBits - 1 - depth%tagStep
 	to := [2]uint32{low, high}
 	for at := range n {
 		from := x.arena.mem.line(addr + at*lineWords)
 		half := [2]*[8]uint64{x.arena.mem.line(low + at*lineWords), x.arena.mem.line(high + at*lineWords)}
-		for i := range 3 {
-			tags := from[i]
-			if i == 2 {
-				tags &= 0xffffffff
+		for i := range slots {
+			t := tagAt(from, i)
+			if t == 0 {
+				continue
 			}
-			up := tags >> bit & lowBits * 0xffff // the places whose tag has the bit
-			half[0][i] |= tags &^ up
-			half[1][i] |= tags & up
-			a := up&0xffff*0x10001 | up>>16&0xffff*0x10001<<32
-			half[0][3+2*i], half[1][3+2*i] = from[3+2*i]&^a, from[3+2*i]&a
-			if i < 2 {
-				a = up>>32&0xffff*0x10001 | up>>48*0x10001<<32
-				half[0][4+2*i], half[1][4+2*i] = from[4+2*i]&^a, from[4+2*i]&a
-			}
-			for m := tags >> (bits.Len(tagOther) - 1) & lowBits; m != 0; m &= m - 1 {
-				t := tags >> bits.TrailingZeros64(m) & 0xffff
-				h := &x.arena.mem.line(to[t>>bit&1] + otherBucket(t, at, n)*lineWords)[2]
+			side := t >> bit & 1
+			b := half[side]
+			b[i/4] |= t << (16 * (i & 3))
+			b[3+i/2] |= from[3+i/2] & (0xffffffff << (32 * (i & 1)))
+			if t&tagOther != 0 {
+				h := &x.arena.mem.line(to[side] + otherBucket(t, at, n)*lineWords)[2]
 				*h = goAway(*h, t)
 			}
 		}
