@@ -37,7 +37,7 @@ func newEPPCommand() *cobra.Command {
 
 Envoy asks it through ext_proc where each request goes. Agents write to its log
 which KV blocks their engines hold and how busy they are. The admin page has
-/metrics, /healthz, /plans/{request-id}, /endpoints and /explain.
+/metrics, /healthz, /plans/{request-id}, /endpoints, /explain and /index/stats.
 
 With --redis the log is in a Redis, which several pickers share; then this one
 serves no log, and agents take the same URL.

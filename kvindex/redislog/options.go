@@ -200,7 +200,7 @@ func (s *server) check() error {
 func splitURL(raw string) (*url.URL, error) {
 	scheme, rest, ok := strings.Cut(raw, "://")
 	if !ok {
-		return nil, fmt.Errorf("%w: no scheme", errURL)
+		return nil, fmt.Errorf("%w: no scheme: want redis://host:port", errURL)
 	}
 	end := strings.IndexAny(rest, "/?")
 	if end < 0 {
