@@ -22,6 +22,7 @@ func newIndexCommand() *cobra.Command {
 		Use:   "index",
 		Short: "Look into a picker's index and check it against the engines",
 		Args:  cobra.NoArgs,
+		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	var admin []string
 	var asJSON bool

@@ -15,6 +15,9 @@ func TestMistakes(t *testing.T) {
 	for _, test := range []struct{ args, want string }{
 		{"replay", "want one TRACE file, not 0; see kvlane replay --help"},
 		{"replay t.jsonl --policy roundrobin", `--policy: policy "roundrobin": want kv, round-robin, least-requests or random`},
+		{"index stat", `unknown command "stat" for "kvlane index"`},
+		{"sim flet", `unknown command "flet" for "kvlane sim"`},
+		{"engine vllm", `unknown command "vllm" for "kvlane engine"`},
 		{"explain --frob", "unknown flag: --frob; see kvlane explain --help"},
 		{"explain x --admin " + nobody, "no picker at " + nobody + " (is `kvlane up` running?)"},
 	} {

@@ -23,6 +23,7 @@ func newSimCommand() *cobra.Command {
 		Use:   "sim",
 		Short: "Simulate a fleet of engines in virtual time",
 		Args:  cobra.NoArgs,
+		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.AddCommand(newSimFleetCommand(), newSimGoldenCommand(), newSimBenchCommand())
 	return cmd
