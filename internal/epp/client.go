@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"strings"
 	"time"
 
 	"github.com/kvlane/kvlane/kvindex"
@@ -20,8 +21,10 @@ type Client struct {
 	http *http.Client
 }
 
-// NewClient reads the page at host:port. It does no I/O.
+// NewClient reads the page at host:port; http:// before it may be there. It does
+// no I/O.
 func NewClient(address string) *Client {
+	address = strings.TrimSuffix(strings.TrimPrefix(address, "http://"), "/")
 	return &Client{base: "http://" + address, http: &http.Client{Timeout: 10 * time.Second}}
 }
 

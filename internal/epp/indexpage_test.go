@@ -34,7 +34,7 @@ func TestIndexPages(t *testing.T) {
 	page.register(mux)
 	server := httptest.NewServer(mux)
 	t.Cleanup(server.Close)
-	c := NewClient(strings.TrimPrefix(server.URL, "http://"))
+	c := NewClient(server.URL + "/")
 
 	v, err := c.Index(t.Context())
 	want := OwnerView{Worker: "10.0.0.1:8000", Rank: 1, Tier: "device", Blocks: 2, Epoch: 7, Term: 8, Seq: 3}
