@@ -1,6 +1,8 @@
 package workers
 
 import (
+	"iter"
+	"maps"
 	"math/rand/v2"
 	"slices"
 
@@ -48,8 +50,7 @@ func newContent(worker kvindex.WorkerID, rank uint16, model string, groups []kvi
 }
 
 // apply returns the records that a batch amounts to, in order. Owner, Kind, body
-// and EngineSeq are set; the writer adds epoch, term, seq, and the parents of what
-// came to a lower tier (see [publisher.withParents]).
+// and EngineSeq are set; the writer adds epoch, term and seq.
 func (c *content) apply(b enginewire.Batch, engineSeq uint64) ([]kvindex.Record, applied) {
 	var out []kvindex.Record
 	var n applied
@@ -153,11 +154,11 @@ func (c *content) stored(out []kvindex.Record, e *enginewire.Event, n *applied) 
 			media = e.Extra[i]
 		}
 		block := parent.Next(e.Tokens[i*e.BlockSize:(i+1)*e.BlockSize], media)
-		if old, known := m.Lookup(h); known && old != block {
+		if old, _, known := m.Lookup(h); known && old != block {
 			out = run.flush(out)
 			out = c.renamed(out, m, run.group, h, old)
 		}
-		if m.Store(h, block, e.Tier) {
+		if m.Store(h, block, parent, e.Tier) {
 			out = run.add(out, parent, block)
 		}
 		parent = block
@@ -177,7 +178,7 @@ func (c *content) storedOther(out []kvindex.Record, e *enginewire.Event, n *appl
 	}
 	parent, known := c.parent(m, e)
 	if !known && e.Parent != nil {
-		parent, known = c.lookup(m, *e.Parent)
+		parent, _, known = c.lookup(m, *e.Parent)
 	}
 	known = known && e.BlockSize%size == 0
 	run, lost := c.run(e), false
@@ -192,16 +193,16 @@ func (c *content) storedOther(out []kvindex.Record, e *enginewire.Event, n *appl
 			for tokens := e.Tokens[i*e.BlockSize : (i+1)*e.BlockSize]; len(tokens) > 0; tokens = tokens[size:] {
 				block = block.Next(tokens[:size], media)
 			}
-		} else if block, known = c.lookup(m, h); !known {
+		} else if block, _, known = c.lookup(m, h); !known {
 			lost = true
 			continue
 		}
 		c.used[e.Tier] = true
-		if old, had := m.Lookup(h); had && old != block {
+		if old, _, had := m.Lookup(h); had && old != block {
 			out = run.flush(out)
 			out = c.renamed(out, m, run.group, h, old)
 		}
-		if m.Store(h, block, e.Tier) {
+		if m.Store(h, block, parent, e.Tier) {
 			out = run.add(out, parent, block)
 		}
 		parent = block
@@ -215,13 +216,13 @@ func (c *content) storedOther(out []kvindex.Record, e *enginewire.Event, n *appl
 }
 
 // lookup is what a name stands for in a group, or in the first one.
-func (c *content) lookup(m *translate.Map, h enginewire.Hash) (kvindex.BlockHash, bool) {
-	if b, ok := m.Lookup(h); ok || c.layout.primary < 0 {
-		return b, ok
+func (c *content) lookup(m *translate.Map, h enginewire.Hash) (block, parent kvindex.BlockHash, ok bool) {
+	if block, parent, ok = m.Lookup(h); ok || c.layout.primary < 0 {
+		return block, parent, ok
 	}
 	first := c.groups[uint16(c.layout.primary)]
 	if first == nil {
-		return 0, false
+		return 0, 0, false
 	}
 	return first.Lookup(h)
 }
@@ -271,7 +272,8 @@ func (c *content) parent(m *translate.Map, e *enginewire.Event) (kvindex.BlockHa
 		}
 		return ns.Root(), true
 	}
-	return m.Lookup(*e.Parent)
+	block, _, ok := m.Lookup(*e.Parent)
+	return block, ok
 }
 
 // renamed drops a block whose name the engine uses for another one now.
@@ -285,19 +287,20 @@ func (c *content) renamed(out []kvindex.Record, m *translate.Map, group uint16, 
 }
 
 // moved handles a Stored without tokens: known blocks that now lie in another
-// tier too, in any order. The record's Parent is 0: not known here.
+// tier too, in any order. Engines do not say here what comes before a block; where
+// that is not known either, Parent is 0, which is the parent of nothing.
 func (c *content) moved(out []kvindex.Record, e *enginewire.Event, n *applied) []kvindex.Record {
 	m := c.group(uint16(e.Group))
 	run := c.run(e)
 	for _, h := range e.Hashes {
-		block, ok := c.lookup(m, h)
+		block, parent, ok := c.lookup(m, h)
 		if !ok {
 			n.strangers++
 			continue
 		}
 		c.used[e.Tier] = true
-		if m.Store(h, block, e.Tier) {
-			run.hashes = append(run.hashes, block)
+		if m.Store(h, block, parent, e.Tier) {
+			out = run.add(out, parent, block)
 		}
 	}
 	n.events++
@@ -323,6 +326,27 @@ func (c *content) removedRecord(t kvindex.Tier, group uint16, hashes []kvindex.B
 	return kvindex.Record{
 		Owner: c.owner(t), Kind: kvindex.KindRemoved,
 		Removed: &kvindex.Removed{Group: group, Hashes: hashes},
+	}
+}
+
+// holds yields Stored bodies that amount to what a tier holds, each block after its
+// parent (see [chains]), a block with two names twice. The content must not change
+// meanwhile.
+func (c *content) holds(t kvindex.Tier) iter.Seq[kvindex.Stored] {
+	return func(yield func(kvindex.Stored) bool) {
+		for _, g := range slices.Sorted(maps.Keys(c.groups)) {
+			m := c.groups[g]
+			links := make([]link, 0, m.Len(t))
+			for block, parent := range m.Held(t) {
+				links = append(links, link{parent, block})
+			}
+			for s := range chains(links) {
+				s.Group = c.layout.number(int(g))
+				if !yield(s) {
+					return
+				}
+			}
+		}
 	}
 }
 

@@ -51,7 +51,7 @@ func contentScript(t *testing.T, path string) {
 		records, n := c.apply(b, seq)
 		seq++
 		for k := range words {
-			if h, ok := c.group(k.group).Lookup(k.hash); ok && names[h] == "" {
+			if h, _, ok := c.group(k.group).Lookup(k.hash); ok && names[h] == "" {
 				names[h] = string(k.hash)
 			}
 		}
@@ -166,7 +166,7 @@ func TestContentIsBounded(t *testing.T) {
 			{Kind: enginewire.Removed, Hashes: h},
 		}}, uint64(i))
 	}
-	if n := c.bytes(); n > 32<<10 {
+	if n := c.bytes(); n > 48<<10 {
 		t.Errorf("%d bytes for nothing", n)
 	}
 }

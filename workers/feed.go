@@ -33,8 +33,7 @@ type life struct {
 }
 
 // feed follows the KV events of one data-parallel rank: it subscribes, notices
-// what was lost, asks for it again, and hands the translated records to the
-// publisher.
+// what was lost, asks for it again, and hands all that came to the publisher.
 //
 // Invariant: what it published is what the engine holds according to the batches
 // 0 to seq.next-1 of its present life, or to those since the last doubt.
@@ -56,12 +55,12 @@ type feed struct {
 	restarted func() func()
 
 	// Only Run's goroutine uses the rest.
-	seq      sequence
-	contents map[uint16]*content
-	epoch    uint64
-	began    time.Time // when the present life was first noticed
-	topic    []byte    // of this connection
-	once     bool
+	seq   sequence
+	ranks map[uint16]bool // that its batches were about
+	epoch uint64
+	began time.Time // when the present life was first noticed
+	topic []byte    // of this connection
+	once  bool
 }
 
 func newFeed(cfg Config, rank uint16, events, replay string, model func() string, p *publisher, m *Metrics, logger *slog.Logger) *feed {
@@ -69,7 +68,7 @@ func newFeed(cfg Config, rank uint16, events, replay string, model func() string
 		events: events, replay: replay, rank: rank, model: model, publisher: p, worker: cfg,
 		metrics: m, log: logger.With("rank", rank),
 		lives: make(chan life, 1), connected: make(chan struct{}),
-		contents: make(map[uint16]*content), sawBlockSize: func(int) {}, sawGroups: func([]kvindex.GroupSpec) {},
+		ranks: make(map[uint16]bool), sawBlockSize: func(int) {}, sawGroups: func([]kvindex.GroupSpec) {},
 	}
 }
 
@@ -313,8 +312,8 @@ func (f *feed) doubt(ctx context.Context, r recovery, live *batch) {
 	}
 	f.log.Warn("kv events lost: content cleared", "from", f.seq.next, "to", to)
 	f.metrics.Doubts.Inc()
-	for _, c := range f.contents {
-		f.publisher.put(ctx, update{rank: c.rank, records: c.clear()})
+	for rank := range f.ranks {
+		f.publisher.put(ctx, update{rank: rank, events: &events{lost: true}})
 	}
 	f.seq.skipTo(to)
 }
@@ -360,12 +359,12 @@ func (f *feed) newLife(ctx context.Context, l life, why string) {
 		defer f.restarted()()
 	}
 	f.publisher.put(ctx, update{rank: f.rank, epoch: f.epoch})
-	for rank := range f.contents {
+	for rank := range f.ranks {
 		if rank != f.rank {
 			f.publisher.put(ctx, update{rank: rank, epoch: f.epoch})
 		}
 	}
-	clear(f.contents)
+	clear(f.ranks)
 }
 
 // apply translates a batch and publishes what it says.
@@ -380,15 +379,13 @@ func (f *feed) apply(ctx context.Context, b batch) {
 	f.translate(ctx, decoded, b.seq)
 }
 
-// translate publishes what the events of one batch say.
+// translate hands the events of one batch to the publisher.
 func (f *feed) translate(ctx context.Context, decoded enginewire.Batch, seq uint64) {
 	f.metrics.Events.WithLabelValues("bad").Add(float64(len(decoded.Bad)))
 	f.metrics.Events.WithLabelValues("skipped").Add(float64(len(decoded.Skipped)))
 	rank := f.rankOf(decoded)
-	c := f.contents[rank]
-	if c == nil {
-		c = newContent(f.worker.WorkerID, rank, f.model(), f.worker.KVGroups)
-		f.contents[rank] = c
+	if !f.ranks[rank] {
+		f.ranks[rank] = true
 		if rank != f.rank {
 			f.publisher.put(ctx, update{rank: rank, epoch: f.epoch})
 		}
@@ -399,7 +396,13 @@ func (f *feed) translate(ctx context.Context, decoded enginewire.Batch, seq uint
 			break
 		}
 	}
-	records, n := c.apply(decoded, seq)
+	f.publisher.put(ctx, update{rank: rank, events: &events{
+		batch: decoded, seq: seq, model: f.model(), groups: f.worker.KVGroups, seen: f.translated,
+	}})
+}
+
+// translated is told what became of a batch's events, by the publisher's goroutine.
+func (f *feed) translated(c *content, n applied) {
 	if c.layout.changed {
 		c.layout.changed = false
 		f.sawGroups(c.layout.hello())
@@ -407,9 +410,6 @@ func (f *feed) translate(ctx context.Context, decoded enginewire.Batch, seq uint
 	f.metrics.Events.WithLabelValues("applied").Add(float64(n.events))
 	f.metrics.Events.WithLabelValues("unknown_parent").Add(float64(n.orphans))
 	f.metrics.Events.WithLabelValues("unknown_block").Add(float64(n.strangers))
-	if len(records) > 0 {
-		f.publisher.put(ctx, update{rank: rank, records: records})
-	}
 }
 
 // full reports whether an event is about a group whose blocks are the worker's.

@@ -8,24 +8,26 @@ import (
 	"slices"
 
 	"github.com/kvlane/kvlane/kvindex"
+	"github.com/kvlane/kvlane/kvindex/enginewire"
 	"github.com/kvlane/kvlane/kvindex/translate"
 )
 
-// mirror is what one owner holds, kept so that a log that lost its memory can be
-// given a snapshot: every block with the one before it, about 18 bytes a block.
+// mirror is what one owner holds according to records: every block with the one
+// before it. The writer keeps one for an engine without events, whose blocks have no
+// other names than ours.
 type mirror struct {
 	seed   uint64
-	groups map[uint16]*translate.Parents // by KV-cache group
+	groups map[uint16]*translate.Map // by KV-cache group
 }
 
 func newMirror() *mirror {
-	return &mirror{seed: rand.Uint64(), groups: make(map[uint16]*translate.Parents)}
+	return &mirror{seed: rand.Uint64(), groups: make(map[uint16]*translate.Map)}
 }
 
-func (m *mirror) group(g uint16) *translate.Parents {
+func (m *mirror) group(g uint16) *translate.Map {
 	p := m.groups[g]
 	if p == nil {
-		p = translate.NewParents(m.seed)
+		p = translate.New(m.seed)
 		m.groups[g] = p
 	}
 	return p
@@ -37,13 +39,13 @@ func (m *mirror) apply(r *kvindex.Record) {
 	case kvindex.KindStored:
 		p, parent := m.group(r.Stored.Group), r.Stored.Parent
 		for _, h := range r.Stored.Hashes {
-			p.Store(h, parent)
+			p.Store(enginewire.IntHash(uint64(h)), h, parent, kvindex.Device)
 			parent = h
 		}
 	case kvindex.KindRemoved:
 		p := m.group(r.Removed.Group)
 		for _, h := range r.Removed.Hashes {
-			p.Remove(h)
+			p.Remove(enginewire.IntHash(uint64(h)), kvindex.Device)
 		}
 	case kvindex.KindCleared:
 		m.clear()
@@ -54,20 +56,11 @@ func (m *mirror) apply(r *kvindex.Record) {
 // clear forgets everything.
 func (m *mirror) clear() { clear(m.groups) }
 
-// parent is the block before one that is held or was lately.
-func (m *mirror) parent(group uint16, h kvindex.BlockHash) (kvindex.BlockHash, bool) {
-	p := m.groups[group]
-	if p == nil {
-		return 0, false
-	}
-	return p.Parent(h)
-}
-
 // hashes are the blocks without their groups, sorted, each once.
 func (m *mirror) hashes() []kvindex.BlockHash {
 	var out []kvindex.BlockHash
 	for _, p := range m.groups {
-		for h := range p.All() {
+		for h := range p.Held(kvindex.Device) {
 			out = append(out, h)
 		}
 	}
@@ -75,23 +68,30 @@ func (m *mirror) hashes() []kvindex.BlockHash {
 	return slices.Compact(out)
 }
 
-// holds yields Stored bodies that rebuild the mirror, each block after its
-// parent, runs as long as they get but for maxAppendHashes/4, a block that is held
-// twice also as often. The order is the same for the same content. The mirror must
-// not change meanwhile.
+// holds yields Stored bodies that rebuild the mirror (see [chains]), a block that is
+// held twice also as often. The mirror must not change meanwhile.
 func (m *mirror) holds() iter.Seq[kvindex.Stored] {
 	return func(yield func(kvindex.Stored) bool) {
 		for _, g := range slices.Sorted(maps.Keys(m.groups)) {
-			for s := range chains(m.groups[g]) {
+			for s := range chains(m.links(g)) {
 				s.Group = g
-				for part := range splitStored(s) {
-					if !yield(part) {
-						return
-					}
+				if !yield(s) {
+					return
 				}
 			}
 		}
 	}
+}
+
+func (m *mirror) links(g uint16) []link {
+	p := m.groups[g]
+	links := make([]link, 0, p.Len(kvindex.Device))
+	for h, parent := range p.Held(kvindex.Device) {
+		for range p.Copies(enginewire.IntHash(uint64(h)), kvindex.Device) {
+			links = append(links, link{parent, h})
+		}
+	}
+	return links
 }
 
 // link is a block after its parent.
@@ -113,7 +113,7 @@ func newTree(links []link) *tree {
 	for i := range byHash {
 		byHash[i], t.child[i] = int32(i), -1
 	}
-	slices.SortFunc(byHash, func(a, b int32) int { return cmp.Compare(links[a].hash, links[b].hash) })
+	slices.SortFunc(byHash, func(a, b int32) int { return cmp.Or(cmp.Compare(links[a].hash, links[b].hash), cmp.Compare(a, b)) })
 	for i := range links {
 		parent := links[i].parent
 		if i > 0 && links[i-1].parent == parent {
@@ -152,18 +152,12 @@ func (t *tree) follow(i int32) (run []kvindex.BlockHash, fork int32) {
 	}
 }
 
-// chains yields the blocks in runs: first those whose parent is not there, then
-// what follows at each fork, and in the end the second and later copies.
-func chains(p *translate.Parents) iter.Seq[kvindex.Stored] {
+// chains yields blocks in runs, each after its parent: first those whose parent is
+// not there, then what follows at each fork. A run is as long as it gets, but for
+// maxAppendHashes/4. The order is the same for the same links, which it sorts; a
+// link that is there twice comes twice.
+func chains(links []link) iter.Seq[kvindex.Stored] {
 	return func(yield func(kvindex.Stored) bool) {
-		links := make([]link, 0, p.Len())
-		var copies []link
-		for h, e := range p.All() {
-			links = append(links, link{e.Parent, h})
-			for range e.Copies - 1 {
-				copies = append(copies, link{e.Parent, h})
-			}
-		}
 		t := newTree(links)
 		for todo := t.starts; len(todo) > 0; todo = todo[1:] {
 			for i, more := todo[0], true; more; i++ {
@@ -172,52 +166,14 @@ func chains(p *translate.Parents) iter.Seq[kvindex.Stored] {
 				if fork >= 0 {
 					todo = append(todo, fork)
 				}
-				if !yield(kvindex.Stored{Parent: t.links[i].parent, Hashes: run}) {
-					return
+				for part := range splitStored(kvindex.Stored{Parent: t.links[i].parent, Hashes: run}) {
+					if !yield(part) {
+						return
+					}
 				}
 			}
 		}
-		slices.SortFunc(copies, compareLinks)
-		for _, l := range copies {
-			if !yield(kvindex.Stored{Parent: l.parent, Hashes: []kvindex.BlockHash{l.hash}}) {
-				return
-			}
-		}
 	}
-}
-
-// withParents returns a Stored of a lower tier whose Parent is 0, because engines
-// do not say it there, as runs with their parents. Where no tier of the rank knows
-// a parent it stays 0, which is the parent of nothing.
-func (p *publisher) withParents(r kvindex.Record) []kvindex.Record {
-	var out []kvindex.Record
-	for _, h := range r.Stored.Hashes {
-		parent := p.parent(r.Owner, r.Stored.Group, h)
-		if n := len(out); n > 0 {
-			s := out[n-1].Stored
-			if s.Hashes[len(s.Hashes)-1] == parent {
-				s.Hashes = append(s.Hashes, h)
-				continue
-			}
-		}
-		one := r
-		one.Stored = &kvindex.Stored{Group: r.Stored.Group, Parent: parent, Hashes: []kvindex.BlockHash{h}}
-		out = append(out, one)
-	}
-	return out
-}
-
-// parent is the block before one of a rank, 0 if no tier knows it.
-func (p *publisher) parent(o kvindex.Owner, group uint16, h kvindex.BlockHash) kvindex.BlockHash {
-	for t := range kvindex.Tier(kvindex.NumTiers) {
-		o.Tier = t
-		if m := p.mirrors[o]; m != nil {
-			if parent, ok := m.parent(group, h); ok {
-				return parent
-			}
-		}
-	}
-	return 0
 }
 
 // lessons keeps the last learned prefixes, so that a log that lost its memory

@@ -140,8 +140,8 @@ func (p *poller) take(ctx context.Context, e enginewire.Polled) {
 		f.metrics.Gaps.Inc()
 		f.metrics.Doubts.Inc()
 		f.log.Warn("kv events lost: content cleared", "rank", rank, "from", next, "to", e.Seq)
-		if c := f.contents[rank]; c != nil && seen {
-			f.publisher.put(ctx, update{rank: rank, records: c.clear()})
+		if f.ranks[rank] && seen {
+			f.publisher.put(ctx, update{rank: rank, events: &events{lost: true}})
 		}
 	}
 	if p.next == nil {

@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"slices"
 	"time"
 
 	"github.com/kvlane/kvlane/kvindex"
+	"github.com/kvlane/kvlane/kvindex/enginewire"
 )
 
 // Limits of the writer. A report of the load is worth a message when it changed,
@@ -43,13 +45,30 @@ type update struct {
 	rank    uint16
 	epoch   uint64 // not 0: the rank's memory begins a new life
 	records []kvindex.Record
+	events  *events
+}
+
+// events are what an engine said of a rank. The writer translates them, so that
+// the content that it knows and the records that it wrote are always the same.
+type events struct {
+	batch enginewire.Batch
+	seq   uint64
+	// lost: some before this were lost, and there is no batch: all that was known of
+	// the rank is given up.
+	lost bool
+	// The rest is for a rank's first events: its engine's model and what an operator
+	// said of the groups.
+	model  string
+	groups []kvindex.GroupSpec
+	// seen is told what became of the events, by the writer's goroutine.
+	seen func(*content, applied)
 }
 
 // publisher is the only writer of this worker's records. It owns term, epochs and
-// sequence numbers, and the copy of the content that a snapshot is made from.
+// sequence numbers, and the content that a snapshot is made from.
 //
-// Invariant: what is in the log followed by pending is the mirror, unless dirty;
-// then the next thing sent is a snapshot.
+// Invariant: what is in the log followed by pending is contents and mirrors, unless
+// dirty; then the next thing sent is a snapshot.
 type publisher struct {
 	log     kvindex.Log
 	worker  kvindex.WorkerID
@@ -64,11 +83,12 @@ type publisher struct {
 	reach func(error)
 
 	// Only Run's goroutine uses the rest.
-	epochs  map[uint16]uint64
-	mirrors map[kvindex.Owner]*mirror
-	owners  []kvindex.Owner // keys of mirrors in order of appearance
-	seqs    map[kvindex.Owner]uint64
-	lessons *lessons
+	epochs   map[uint16]uint64
+	contents map[uint16]*content // of ranks whose engine has events
+	mirrors  map[kvindex.Owner]*mirror
+	owners   []kvindex.Owner // in order of appearance
+	seqs     map[kvindex.Owner]uint64
+	lessons  *lessons
 
 	pending       []kvindex.Record
 	pendingHashes int
@@ -97,11 +117,12 @@ func newPublisher(log kvindex.Log, worker kvindex.WorkerID, term uint64, hello f
 	return &publisher{
 		log: log, worker: worker, term: term, hello: hello, load: l, metrics: m,
 		in: make(chan update, 256), urgent: make(chan struct{}, 1),
-		epochs:  make(map[uint16]uint64),
-		mirrors: make(map[kvindex.Owner]*mirror),
-		seqs:    make(map[kvindex.Owner]uint64),
-		lessons: newLessons(maxLessons),
-		results: make(chan error, 1),
+		epochs:   make(map[uint16]uint64),
+		contents: make(map[uint16]*content),
+		mirrors:  make(map[kvindex.Owner]*mirror),
+		seqs:     make(map[kvindex.Owner]uint64),
+		lessons:  newLessons(maxLessons),
+		results:  make(chan error, 1),
 	}
 }
 
@@ -177,21 +198,28 @@ func (p *publisher) wait() time.Duration {
 	return max(time.Until(due), time.Millisecond)
 }
 
-// absorb takes an update into the mirrors and, unless a snapshot is due anyway,
-// into the queue.
+// absorb takes an update into contents and mirrors and, unless a snapshot is due
+// anyway, into the queue. Nothing is sent meanwhile, so a snapshot is never made from
+// half of it.
 func (p *publisher) absorb(u update) {
 	if u.epoch != 0 {
 		p.newEpoch(u.rank, u.epoch)
 	}
 	for i := range u.records {
 		r := &u.records[i]
-		if r.Kind == kvindex.KindStored && r.Stored.Parent == 0 && r.Owner.Tier != kvindex.Device {
-			for _, with := range p.withParents(*r) {
-				p.take(&with)
-			}
-			continue
+		if r.Kind == kvindex.KindLearned {
+			p.lessons.add(r.Learned)
+			p.metrics.Learned.Inc()
+		} else {
+			p.mirror(r.Owner).apply(r)
 		}
 		p.take(r)
+	}
+	if u.events != nil {
+		for _, r := range p.translate(u.rank, u.events) {
+			p.open(r.Owner)
+			p.take(&r)
+		}
 	}
 	if p.pendingHashes > p.whole+maxPendingHashes {
 		p.metrics.LogOverflow.Inc()
@@ -199,14 +227,27 @@ func (p *publisher) absorb(u update) {
 	}
 }
 
-// take brings one record into its mirror and the queue.
-func (p *publisher) take(r *kvindex.Record) {
-	if r.Kind == kvindex.KindLearned {
-		p.lessons.add(r.Learned)
-		p.metrics.Learned.Inc()
-	} else {
-		p.mirror(r.Owner).apply(r)
+// translate brings events into the rank's content and returns the records that they
+// amount to.
+func (p *publisher) translate(rank uint16, e *events) []kvindex.Record {
+	c := p.contents[rank]
+	if e.lost {
+		if c == nil {
+			return nil
+		}
+		return c.clear()
 	}
+	if c == nil {
+		c = newContent(p.worker, rank, e.model, e.groups)
+		p.contents[rank] = c
+	}
+	records, n := c.apply(e.batch, e.seq)
+	e.seen(c, n)
+	return records
+}
+
+// take queues a record of an owner that is open.
+func (p *publisher) take(r *kvindex.Record) {
 	if r.Kind == kvindex.KindCleared {
 		p.anchor()
 	}
@@ -217,28 +258,49 @@ func (p *publisher) take(r *kvindex.Record) {
 func (p *publisher) newEpoch(rank uint16, epoch uint64) {
 	p.anchor() // under the old epoch: a Cleared alone would suit a log that lost its memory
 	p.epochs[rank] = epoch
-	p.mirror(kvindex.Owner{Worker: p.worker, Rank: rank, Tier: kvindex.Device})
+	p.open(kvindex.Owner{Worker: p.worker, Rank: rank, Tier: kvindex.Device})
+	delete(p.contents, rank)
 	for _, o := range p.owners {
 		if o.Rank == rank {
-			p.mirrors[o].clear()
+			delete(p.mirrors, o)
 			p.queue(kvindex.Record{Owner: o, Kind: kvindex.KindCleared})
 		}
 	}
 	p.helloAt, p.loadAt = time.Time{}, time.Time{}
 }
 
+// open notes an owner if it is a new one.
+func (p *publisher) open(o kvindex.Owner) {
+	if slices.Contains(p.owners, o) {
+		return
+	}
+	p.owners = append(p.owners, o)
+	// The owner's first record must be a Cleared: the number may jump there.
+	if p.epochs[o.Rank] != 0 && o.Tier != kvindex.Device {
+		p.queue(kvindex.Record{Owner: o, Kind: kvindex.KindCleared})
+	}
+}
+
 func (p *publisher) mirror(o kvindex.Owner) *mirror {
-	m, ok := p.mirrors[o]
-	if !ok {
+	p.open(o)
+	m := p.mirrors[o]
+	if m == nil {
 		m = newMirror()
 		p.mirrors[o] = m
-		p.owners = append(p.owners, o)
-		// The owner's first record must be a Cleared: the number may jump there.
-		if p.epochs[o.Rank] != 0 && o.Tier != kvindex.Device {
-			p.queue(kvindex.Record{Owner: o, Kind: kvindex.KindCleared})
-		}
 	}
 	return m
+}
+
+// holds yields Stored bodies that amount to what an owner holds now, each block
+// after its parent.
+func (p *publisher) holds(o kvindex.Owner) iter.Seq[kvindex.Stored] {
+	if c := p.contents[o.Rank]; c != nil {
+		return c.holds(o.Tier)
+	}
+	if m := p.mirrors[o]; m != nil {
+		return m.holds()
+	}
+	return func(func(kvindex.Stored) bool) {}
 }
 
 // queue numbers a record and appends it to pending. Before the engine's first sign
@@ -293,7 +355,7 @@ func (p *publisher) snapshot() {
 	p.metrics.Snapshots.Inc()
 	for _, o := range p.owners {
 		p.queue(kvindex.Record{Owner: o, Kind: kvindex.KindCleared})
-		for s := range p.mirrors[o].holds() {
+		for s := range p.holds(o) {
 			p.queue(kvindex.Record{Owner: o, Kind: kvindex.KindStored, Stored: &s})
 		}
 	}
@@ -361,7 +423,7 @@ func (p *publisher) send(ctx context.Context) {
 }
 
 // checkpoint is the content for the log if it asks for that, else nil. What is
-// pending is in the mirrors and in the numbers of the Cleareds.
+// pending is in it and in the numbers of the Cleareds.
 func (p *publisher) checkpoint() *flight {
 	if p.dirty || !p.log.CheckpointDue(p.worker) {
 		return nil
@@ -374,7 +436,7 @@ func (p *publisher) checkpoint() *flight {
 		head := kvindex.Record{Owner: o, Epoch: p.epochs[o.Rank], Term: p.term, Kind: kvindex.KindCleared, Seq: p.seqs[o]}
 		f.records = append(f.records, head)
 		head.Kind, head.Seq = kvindex.KindStored, 0
-		for part := range p.mirrors[o].holds() {
+		for part := range p.holds(o) {
 			head.Stored = &part
 			f.records = append(f.records, head)
 		}

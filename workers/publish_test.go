@@ -16,6 +16,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/kvlane/kvlane/kvindex"
+	"github.com/kvlane/kvlane/kvindex/enginewire"
 	"github.com/kvlane/kvlane/kvindex/memlog"
 )
 
@@ -294,7 +295,9 @@ func TestMirrorSnapshot(t *testing.T) {
 		for i := 1; i < 2+rng.IntN(80); i++ {
 			r := stored(kvindex.BlockHash(rng.IntN(i)), kvindex.BlockHash(i))
 			r.Stored.Group = uint16(rng.IntN(2))
-			m.apply(&r)
+			for range 1 + rng.IntN(5)/4 {
+				m.apply(&r)
+			}
 			if rng.IntN(4) == 0 {
 				gone := kvindex.Record{Kind: kvindex.KindRemoved, Removed: &kvindex.Removed{Group: uint16(rng.IntN(2)), Hashes: []kvindex.BlockHash{kvindex.BlockHash(rng.IntN(i))}}}
 				m.apply(&gone)
@@ -302,7 +305,7 @@ func TestMirrorSnapshot(t *testing.T) {
 		}
 		again := newMirror()
 		for s := range m.holds() {
-			if m.group(s.Group).Holds(s.Parent) && !again.group(s.Group).Holds(s.Parent) {
+			if m.holding(s.Group, s.Parent) && !again.holding(s.Group, s.Parent) {
 				t.Fatalf("seed %d: block %d comes before its parent %d", seed, s.Hashes[0], s.Parent)
 			}
 			again.apply(&kvindex.Record{Kind: kvindex.KindStored, Stored: &s})
@@ -313,12 +316,16 @@ func TestMirrorSnapshot(t *testing.T) {
 	}
 }
 
+func (m *mirror) holding(group uint16, h kvindex.BlockHash) bool {
+	return m.group(group).Copies(enginewire.IntHash(uint64(h)), kvindex.Device) > 0
+}
+
 // listMirror writes a mirror's blocks with parents and copies, in order.
 func listMirror(m *mirror) string {
 	var list []string
-	for g, p := range m.groups {
-		for h, e := range p.All() {
-			list = append(list, fmt.Sprintf("%d/%03d:%+v", g, h, e))
+	for g := range m.groups {
+		for _, l := range m.links(g) {
+			list = append(list, fmt.Sprintf("%d/%03d after %d", g, l.hash, l.parent))
 		}
 	}
 	slices.Sort(list)
@@ -344,31 +351,6 @@ func TestLargeSnapshot(t *testing.T) {
 	p.absorb(update{rank: 0, records: []kvindex.Record{stored(last, last+1)}})
 	if p.dirty || p.pendingHashes <= maxPendingHashes {
 		t.Errorf("dirty %v, %d hashes wait: the snapshot was given up", p.dirty, p.pendingHashes)
-	}
-}
-
-// TestLowerTierParents: an engine that offloads does not say what comes before a
-// block; the writer knows from the other tiers, also of blocks that went lately.
-func TestLowerTierParents(t *testing.T) {
-	p := newPublisher(memlog.New(memlog.Options{}), "w", 1, nil, newLoad(), NewMetrics(prometheus.NewRegistry()))
-	p.absorb(update{rank: 0, epoch: 1, records: []kvindex.Record{stored(7, 1, 2, 3, 4)}})
-	p.absorb(update{rank: 0, records: []kvindex.Record{{
-		Owner: kvindex.Owner{Worker: "w"}, Kind: kvindex.KindRemoved, Removed: &kvindex.Removed{Hashes: []kvindex.BlockHash{4}},
-	}}})
-	host := kvindex.Owner{Worker: "w", Tier: kvindex.Host}
-	p.pending = nil
-	p.absorb(update{rank: 0, records: []kvindex.Record{{
-		Owner: host, Kind: kvindex.KindStored, Stored: &kvindex.Stored{Hashes: []kvindex.BlockHash{3, 4, 1, 2, 9}},
-	}}})
-	var got []string
-	for _, r := range p.pending {
-		if r.Kind == kvindex.KindStored {
-			got = append(got, fmt.Sprint(r.Owner.Tier, *r.Stored))
-		}
-	}
-	want := "[host {0 2 [3 4]} host {0 7 [1 2]} host {0 0 [9]}]"
-	if fmt.Sprint(got) != want {
-		t.Errorf("got %v, want %v", got, want)
 	}
 }
 

@@ -28,11 +28,15 @@ type Map struct {
 
 // New is an empty map. A seed that the clients of the engine do not know keeps
 // them from crowding the table.
-func New(seed uint64) *Map { return &Map{seed: seed} }
+func New(seed uint64) *Map {
+	m := &Map{seed: seed}
+	m.short.last, m.long.last, m.text.last = none, none, none
+	return m
+}
 
 // Lookup returns what a name stands for, if it is that of a held block or of one
-// that is remembered.
-func (m *Map) Lookup(h enginewire.Hash) (kvindex.BlockHash, bool) {
+// that is remembered, and the block before that, 0 if it is not known.
+func (m *Map) Lookup(h enginewire.Hash) (block, parent kvindex.BlockHash, ok bool) {
 	switch len(h) {
 	case 8:
 		return m.short.lookup(m.shortOf(h))
@@ -43,19 +47,19 @@ func (m *Map) Lookup(h enginewire.Hash) (kvindex.BlockHash, bool) {
 }
 
 // Store notes a copy of a block in a tier and reports whether it is the first one
-// there. The name must stand for this block already or for none; otherwise
+// there. A parent of 0 is not known and changes nothing. The name must stand for this block already or for none; otherwise
 // [Map.Forget] it first.
-func (m *Map) Store(h enginewire.Hash, block kvindex.BlockHash, t kvindex.Tier) bool {
+func (m *Map) Store(h enginewire.Hash, block, parent kvindex.BlockHash, t kvindex.Tier) bool {
 	switch len(h) {
 	case 8:
-		return m.short.store(m.shortOf(h), block, t)
+		return m.short.store(m.shortOf(h), block, parent, t)
 	case 32:
-		return m.long.store(longOf(string(h), m.seed), block, t)
+		return m.long.store(longOf(string(h), m.seed), block, parent, t)
 	}
-	if _, ok := m.text.lookup(text(h)); !ok {
+	if _, ok := m.text.find(text(h)); !ok {
 		h = enginewire.Hash(strings.Clone(string(h))) // it may be a piece of a whole event
 	}
-	return m.text.store(text(h), block, t)
+	return m.text.store(text(h), block, parent, t)
 }
 
 // Remove notes a copy less in a tier. It returns the block and true if that was
@@ -83,39 +87,41 @@ func (m *Map) Forget(h enginewire.Hash) (held [kvindex.NumTiers]bool) {
 
 // Len is the number of names with a copy in a tier.
 func (m *Map) Len(t kvindex.Tier) int {
-	return m.short.tiers[t].n + m.long.tiers[t].n + m.text.tiers[t].n
+	return m.short.held[t] + m.long.held[t] + m.text.held[t]
 }
 
-// Held yields the block of every name with a copy in a tier, in no useful order; a
-// block that has two names comes twice. The map must not change meanwhile.
-func (m *Map) Held(t kvindex.Tier) iter.Seq[kvindex.BlockHash] {
-	return func(yield func(kvindex.BlockHash) bool) {
-		for _, b := range m.short.tiers[t].all() {
-			if !yield(kvindex.BlockHash(b)) {
-				return
-			}
-		}
-		for _, b := range m.long.tiers[t].all() {
-			if !yield(kvindex.BlockHash(b)) {
-				return
-			}
-		}
-		for _, b := range m.text.tiers[t].all() {
-			if !yield(kvindex.BlockHash(b)) {
-				return
+// Held yields the block of every name with a copy in a tier, and the block before
+// it, 0 if that is not known. The order is not useful; a block that has two names
+// comes twice. The map must not change meanwhile.
+func (m *Map) Held(t kvindex.Tier) iter.Seq2[kvindex.BlockHash, kvindex.BlockHash] {
+	return func(yield func(block, parent kvindex.BlockHash) bool) {
+		for _, all := range []iter.Seq2[kvindex.BlockHash, kvindex.BlockHash]{m.short.all(t), m.long.all(t), m.text.all(t)} {
+			for block, parent := range all {
+				if !yield(block, parent) {
+					return
+				}
 			}
 		}
 	}
 }
 
+// Copies is the number of copies of a block in a tier.
+func (m *Map) Copies(h enginewire.Hash, t kvindex.Tier) int {
+	switch len(h) {
+	case 8:
+		return m.short.copies(m.shortOf(h), t)
+	case 32:
+		return m.long.copies(longOf(string(h), m.seed), t)
+	}
+	return m.text.copies(text(h), t)
+}
+
 // BytesReserved is the memory that the map takes, bytes: of what is in a Go map
-// (second copies) an estimate.
+// (second copies, parents that came at another time) an estimate.
 func (m *Map) BytesReserved() int {
 	n := int(unsafe.Sizeof(*m)) + m.short.bytes() + m.long.bytes() + m.text.bytes()
-	for t := range m.text.tiers {
-		for k := range m.text.tiers[t].all() {
-			n += len(k)
-		}
+	for p := range m.text.used {
+		n += len(m.text.key(p))
 	}
 	return n
 }
@@ -124,109 +130,94 @@ func (m *Map) shortOf(h enginewire.Hash) short {
 	return mix(binary.BigEndian.Uint64([]byte(h)), m.seed)
 }
 
-// copyKey is a name in a tier.
-type copyKey[K name] struct {
-	key  K
-	tier kvindex.Tier
-}
-
-// names are the names of one form.
-type names[K name] struct {
-	tiers [kvindex.NumTiers]table[K]
-	// more counts the copies beyond the first.
-	more map[copyKey[K]]uint32
-	// spare are names without a copy, ring the same in the order in which they came
-	// there, from ring[head] on; some of ring are held again or listed twice.
-	spare table[K]
-	ring  []K
-	head  int
-}
-
-func (n *names[K]) lookup(k K) (kvindex.BlockHash, bool) {
-	for t := range n.tiers {
-		if b, ok := n.tiers[t].get(k); ok {
-			return kvindex.BlockHash(b), true
-		}
+func (n *names[K]) lookup(k K) (block, parent kvindex.BlockHash, ok bool) {
+	p, ok := n.find(k)
+	if !ok {
+		return 0, 0, false
 	}
-	b, ok := n.spare.get(k)
-	return kvindex.BlockHash(b), ok
+	n.last = p
+	return kvindex.BlockHash(*n.block(p)), n.parent(p), true
 }
 
-func (n *names[K]) store(k K, block kvindex.BlockHash, t kvindex.Tier) bool {
-	if !n.tiers[t].put(k, uint64(block)) {
+func (n *names[K]) store(k K, block, parent kvindex.BlockHash, t kvindex.Tier) bool {
+	p, ok := n.find(k)
+	if !ok {
+		p = n.add(k, uint64(block))
+	}
+	n.last = p
+	n.setParent(p, parent)
+	if n.settle() {
+		p, _ = n.find(k)
+		n.last = p
+	}
+	if *n.flag(p)&(1<<t) != 0 {
 		if n.more == nil {
-			n.more = make(map[copyKey[K]]uint32)
+			n.more = make(map[copyOf]uint32)
 		}
-		n.more[copyKey[K]{k, t}]++
+		n.more[copyOf{p, t}]++
 		return false
 	}
-	n.spare.remove(k)
+	*n.flag(p) |= 1 << t
+	n.held[t]++
 	return true
 }
 
-func (n *names[K]) remove(k K, t kvindex.Tier) (kvindex.BlockHash, bool) {
-	if len(n.more) > 0 {
-		c := copyKey[K]{k, t}
-		switch n.more[c] {
-		case 0:
-		case 1:
-			delete(n.more, c)
-			return 0, false
-		default:
-			n.more[c]--
-			return 0, false
-		}
+func (n *names[K]) copies(k K, t kvindex.Tier) int {
+	p, ok := n.find(k)
+	if !ok || *n.flag(p)&(1<<t) == 0 {
+		return 0
 	}
-	b, ok := n.tiers[t].remove(k)
-	if ok && !n.held(k) {
-		n.remember(k, b)
-	}
-	return kvindex.BlockHash(b), ok
+	return 1 + int(n.more[copyOf{p, t}])
 }
 
-func (n *names[K]) held(k K) bool {
-	for t := range n.tiers {
-		if _, ok := n.tiers[t].get(k); ok {
-			return true
-		}
+func (n *names[K]) remove(k K, t kvindex.Tier) (kvindex.BlockHash, bool) {
+	p, ok := n.find(k)
+	if !ok || *n.flag(p)&(1<<t) == 0 {
+		return 0, false
 	}
-	return false
+	if c := (copyOf{p, t}); len(n.more) > 0 && n.more[c] > 0 {
+		n.more[c]--
+		if n.more[c] == 0 {
+			delete(n.more, c)
+		}
+		return 0, false
+	}
+	block := kvindex.BlockHash(*n.block(p))
+	*n.flag(p) &^= 1 << t
+	n.held[t]--
+	if *n.flag(p)&inTier == 0 {
+		n.remember(k)
+	}
+	return block, true
 }
 
 func (n *names[K]) forget(k K) (held [kvindex.NumTiers]bool) {
-	for t := range n.tiers {
-		_, held[t] = n.tiers[t].remove(k)
-		if held[t] && len(n.more) > 0 {
-			delete(n.more, copyKey[K]{k, kvindex.Tier(t)})
+	p, ok := n.find(k)
+	if !ok {
+		return held
+	}
+	for t := range kvindex.Tier(kvindex.NumTiers) {
+		if *n.flag(p)&(1<<t) != 0 {
+			held[t] = true
+			n.held[t]--
+			delete(n.more, copyOf{p, t})
 		}
 	}
-	n.spare.remove(k)
+	n.drop(p)
 	return held
 }
 
 // remember keeps the name of a block that is gone, at the cost of the oldest ones.
-func (n *names[K]) remember(k K, block uint64) {
-	held := 0
-	for t := range n.tiers {
-		held += n.tiers[t].n
-	}
-	n.spare.put(k, block)
+func (n *names[K]) remember(k K) {
 	n.ring = append(n.ring, k)
-	for len(n.ring)-n.head > max(MinSpares, held/SpareShare) {
-		n.spare.remove(n.ring[n.head])
+	for len(n.ring)-n.head > max(MinSpares, n.live/SpareShare) {
+		if p, ok := n.find(n.ring[n.head]); ok && *n.flag(p)&inTier == 0 {
+			n.drop(p)
+		}
 		n.head++
 	}
 	if n.head > len(n.ring)/4+MinSpares/4 {
 		n.ring = append(make([]K, 0, len(n.ring)), n.ring[n.head:]...)
 		n.head = 0
 	}
-}
-
-func (n *names[K]) bytes() int {
-	var k K
-	size := n.spare.bytes() + cap(n.ring)*int(unsafe.Sizeof(k)) + len(n.more)*2*int(unsafe.Sizeof(copyKey[K]{})+4)
-	for t := range n.tiers {
-		size += n.tiers[t].bytes()
-	}
-	return size
 }

@@ -3,7 +3,6 @@ package translate
 import (
 	"encoding/binary"
 	"fmt"
-	"maps"
 	"math/rand/v2"
 	"runtime"
 	"slices"
@@ -31,100 +30,142 @@ func TestMixLosesNothing(t *testing.T) {
 	}
 }
 
-// checkTable verifies the invariant of every segment.
-func checkTable[K name](t *testing.T, x *table[K]) {
+// checkNames verifies the invariants of the names of one form.
+func checkNames[K name](t *testing.T, n *names[K]) {
 	t.Helper()
-	n := len(x.zeroes)
-	for at, s := range x.dir {
-		if at > 0 && x.dir[at-1] == s {
+	live, free := 0, 0
+	for p := range n.used {
+		flags := *n.flag(p)
+		if flags == 0 {
+			free++
 			continue
 		}
-		var last uint64
-		count := 0
-		for i := range s.slots {
-			e := &s.slots[i]
-			if e.value == 0 {
-				continue
-			}
-			count++
-			o := e.key.order()
-			if x.segment(o) != s {
-				t.Fatalf("an entry lies in a foreign segment")
-			}
-			if home := s.home(o); home > i {
-				t.Fatalf("slot %d: its home is %d", i, home)
-			} else if j := slices.IndexFunc(s.slots[home:i], func(e entry[K]) bool { return e.value == 0 }); j >= 0 {
-				t.Fatalf("slot %d: empty slot %d between it and its home %d", i, home+j, home)
-			}
-			if o < last {
-				t.Fatalf("slot %d: out of order", i)
-			}
-			last = o
+		live++
+		if got, ok := n.find(n.key(p)); !ok || got != p {
+			t.Fatalf("place %d: its key leads to %d, %v", p, got, ok)
 		}
-		if count != s.n {
-			t.Fatalf("a segment counts %d of its %d entries", s.n, count)
+		_, aside := n.parents[p]
+		if flags&before != 0 && (p == 0 || *n.flag(p - 1) == 0 || aside) {
+			t.Fatalf("place %d has its parent before it and not, or aside %v", p, aside)
 		}
-		n += count
 	}
-	if n != x.n {
-		t.Fatalf("the table counts %d of its %d entries", x.n, n)
+	if live != n.live || live+free != int(n.used) {
+		t.Fatalf("%d of %d are in use, counted %d", live, n.used, n.live)
+	}
+	for p := n.free; free > 0; free-- {
+		next := uint32(*n.block(p))
+		if *n.flag(p) != 0 || *n.block(next)>>32 != uint64(p) {
+			t.Fatalf("place %d is not free, or the ring is broken at %d", p, next)
+		}
+		if p = next; free == 1 && p != n.free {
+			t.Fatalf("the ring does not close")
+		}
+	}
+	for p := range n.parents {
+		if p >= n.used || *n.flag(p) == 0 {
+			t.Fatalf("a parent of place %d, which is free", p)
+		}
+	}
+	indexed := len(n.stray)
+	for i := range n.segments {
+		indexed += n.segments[i].n
+	}
+	if indexed != n.live {
+		t.Fatalf("%d are indexed, want %d", indexed, n.live)
 	}
 }
 
-// TestTableRandom compares a table with a Go map while it grows and shrinks.
-func TestTableRandom(t *testing.T) {
+// twin is a key whose order many share.
+type twin uint64
+
+func (k twin) order() uint64 { return uint64(k) / 100 * factor1 }
+
+// TestNamesRandom compares names with a Go map while they grow and shrink: keys
+// that spread, and keys that crowd a few places.
+func TestNamesRandom(t *testing.T) {
+	t.Run("spread", func(t *testing.T) { testNames(t, func(v uint64) short { return mix(v, 1) }) })
+	t.Run("crowded", func(t *testing.T) { testNames(t, func(v uint64) twin { return twin(v) }) })
+}
+
+func testNames[K name](t *testing.T, key func(uint64) K) {
 	r := newRand(t)
-	x := &table[short]{}
-	want := map[short]uint64{}
-	var keys []short
+	x := &names[K]{last: none}
+	type value struct{ block, parent kvindex.BlockHash }
+	want := map[K]value{}
+	var keys []K
+	last := kvindex.BlockHash(1)
 	for round := range 30 {
 		grow := r.IntN(3) > 0
 		for range r.IntN(6000) {
-			switch k := mix(r.Uint64()>>r.IntN(60), 1); {
-			case grow || len(keys) == 0:
-				v := r.Uint64N(50) * r.Uint64()
-				_, had := want[k]
-				if isNew := x.put(k, v); isNew == had {
-					t.Fatalf("put %x: new %v, had it %v", k, isNew, had)
-				}
-				want[k] = v
-				keys = append(keys, k)
-			default:
+			if !grow && len(keys) > 0 {
 				i := r.IntN(len(keys))
-				k, keys[i] = keys[i], keys[len(keys)-1]
-				keys = keys[:len(keys)-1]
-				v, had := want[k]
-				got, ok := x.remove(k)
-				if ok != had || got != v {
-					t.Fatalf("delete %x: got %x, %v; want %x, %v", k, got, ok, v, had)
+				if r.IntN(2) == 0 {
+					i = len(keys) - 1
+				}
+				k := keys[i]
+				keys = slices.Delete(keys, i, i+1)
+				if held := x.forget(k); !held[0] {
+					t.Fatalf("forget %v: not held", k)
 				}
 				delete(want, k)
+				continue
 			}
+			k := key(r.Uint64N(100_000))
+			if _, had := want[k]; had {
+				continue
+			}
+			v := value{kvindex.BlockHash(r.Uint64N(1 << 40)), last}
+			if r.IntN(20) == 0 {
+				v.parent = kvindex.BlockHash(r.Uint64N(3))
+			}
+			last = v.block
+			if !x.store(k, v.block, v.parent, kvindex.Device) {
+				t.Fatalf("store %v: had it", k)
+			}
+			want[k] = v
+			keys = append(keys, k)
 		}
-		checkTable(t, x)
-		if got := maps.Collect(x.all()); !maps.Equal(got, want) || x.n != len(want) {
-			t.Fatalf("round %d: %d entries, want %d", round, len(got), len(want))
-		}
+		checkNames(t, x)
 		for k, v := range want {
-			if got, ok := x.get(k); !ok || got != v {
-				t.Fatalf("get %x: %x, %v; want %x", k, got, ok, v)
+			if block, parent, ok := x.lookup(k); !ok || (value{block, parent}) != v {
+				t.Fatalf("round %d: %v is %x after %x, %v; want %+v", round, k, block, parent, ok, v)
 			}
 		}
-		if _, ok := x.get(short(r.Uint64())); ok {
-			t.Fatal("found what was never put")
+		if x.held[kvindex.Device] != len(want) {
+			t.Fatalf("%d held, want %d", x.held[kvindex.Device], len(want))
 		}
 	}
 }
 
-// TestBytes: at any size, growing and shrinking, a block costs at most 20 bytes
-// beyond the first 24 KiB.
+// TestWideIndex: the index takes other forms as the places grow.
+func TestWideIndex(t *testing.T) {
+	for _, p := range []uint32{0, 1<<18 - 2, 1<<18 - 1, 1 << 18, 1<<26 - 2, 1 << 26, 1<<32 - 3} {
+		f := slotsFor(p + 1)
+		bucket := make([]byte, bucketBytes)
+		for i := range f.count {
+			f.set(bucket, i, f.value(uint64(i)*factor1, p))
+		}
+		for i := range f.count {
+			if got, ok := f.place(f.get(bucket, i), uint64(i)*factor1); !ok || got != p {
+				t.Errorf("slot %d of %+v: place %d, %v; want %d", i, f, got, ok, p)
+			}
+		}
+	}
+}
+
+// bytesGrown is the bound of a block's memory where prompts come as wholes.
+const bytesGrown = 22
+
+// TestBytes: at any size a block of a long prompt costs at most bytesGrown while
+// the map grows, and a third more of its entry while it shrinks, beyond the first
+// 32 KiB.
 func TestBytes(t *testing.T) {
 	const most = 200_000
 	m := New(7)
 	worst, at := 0.0, 0
-	check := func(n int) {
+	check := func(n, limit int) {
 		bytes := m.BytesReserved()
-		if bytes > 20*n+24<<10 {
+		if bytes > limit*n+32<<10 {
 			t.Fatalf("%d blocks take %d bytes, %.2f each", n, bytes, float64(bytes)/float64(n))
 		}
 		if n > 16384 && float64(bytes)/float64(n) > worst {
@@ -132,15 +173,15 @@ func TestBytes(t *testing.T) {
 		}
 	}
 	for n := 1; n <= most; n++ {
-		m.Store(enginewire.IntHash(uint64(n)), kvindex.BlockHash(n), kvindex.Device)
+		m.Store(enginewire.IntHash(uint64(n)), kvindex.BlockHash(n), kvindex.BlockHash(n-1), kvindex.Device)
 		if n%1997 == 0 || n < 2000 {
-			check(n)
+			check(n, bytesGrown)
 		}
 	}
 	for n := most; n > 1; n-- {
 		m.Remove(enginewire.IntHash(uint64(n)), kvindex.Device)
 		if n%1997 == 0 || n < 2000 {
-			check(n - 1)
+			check(n-1, bytesGrown*4/3)
 		}
 	}
 	t.Logf("above 16,384 blocks at most %.2f bytes a block, at %d", worst, at)
@@ -157,7 +198,7 @@ func TestBytesAreTrue(t *testing.T) {
 	before := heap()
 	m := New(7)
 	for n := range uint64(300_000) {
-		m.Store(enginewire.IntHash(n), kvindex.BlockHash(n+1), kvindex.Device)
+		m.Store(enginewire.IntHash(n), kvindex.BlockHash(n+1), kvindex.BlockHash(n), kvindex.Device)
 	}
 	got, said := float64(heap()-before), float64(m.BytesReserved())
 	t.Logf("heap %.2f, reserved %.2f bytes a block", got/300_000, said/300_000)
@@ -172,6 +213,7 @@ type naive map[enginewire.Hash]*naiveName
 
 type naiveName struct {
 	block  kvindex.BlockHash
+	parent kvindex.BlockHash
 	copies [kvindex.NumTiers]int
 }
 
@@ -196,6 +238,7 @@ func TestMapRandom(t *testing.T) {
 	r := newRand(t)
 	for range 8 {
 		m, want := New(r.Uint64()), naive{}
+		var last kvindex.BlockHash // stored
 		var gone []enginewire.Hash // with repeats
 		went := map[enginewire.Hash]int{}
 		for range 8_000 {
@@ -204,7 +247,7 @@ func TestMapRandom(t *testing.T) {
 			switch r.IntN(8) {
 			case 0, 1, 2:
 				block := kvindex.BlockHash(r.Uint64())
-				if got, ok := m.Lookup(h); ok && (w == nil || got != w.block) {
+				if got, parent, ok := m.Lookup(h); ok && (w == nil || got != w.block || parent != w.parent) {
 					t.Fatalf("%s stands for %x, want %v", h, got, w)
 				} else if !ok && w != nil && w.held() {
 					t.Fatalf("%s is held and unknown", h)
@@ -215,10 +258,14 @@ func TestMapRandom(t *testing.T) {
 					w = &naiveName{block: block}
 					want[h] = w
 				}
+				if parent := last * kvindex.BlockHash(min(1, r.IntN(4))); parent != 0 {
+					w.parent = parent
+				}
 				w.copies[tier]++
-				if first := m.Store(h, block, tier); first != (w.copies[tier] == 1) {
+				if first := m.Store(h, block, w.parent, tier); first != (w.copies[tier] == 1) {
 					t.Fatalf("store %s: first %v, want copy %d", h, first, w.copies[tier])
 				}
+				last = block
 			case 3, 4, 5, 6:
 				got, last := m.Remove(h, tier)
 				if w == nil || w.copies[tier] == 0 {
@@ -252,7 +299,7 @@ func TestMapRandom(t *testing.T) {
 		// Each of three forms remembers its own last ones, so the last of all are there.
 		for _, h := range gone[max(0, len(gone)-MinSpares):] {
 			if w := want[h]; w != nil && went[h] == 1 {
-				if got, ok := m.Lookup(h); !ok || got != w.block {
+				if got, parent, ok := m.Lookup(h); !ok || got != w.block || parent != w.parent {
 					t.Fatalf("%s went lately and is forgotten", h)
 				}
 			}
@@ -263,74 +310,79 @@ func TestMapRandom(t *testing.T) {
 func compare(t *testing.T, m *Map, want naive) {
 	t.Helper()
 	for tier := range kvindex.Tier(kvindex.NumTiers) {
-		var list []kvindex.BlockHash
+		var list, got []string
 		for _, w := range want {
 			if w.copies[tier] > 0 {
-				list = append(list, w.block)
+				list = append(list, fmt.Sprint(w.block, w.parent))
 			}
+		}
+		for block, parent := range m.Held(tier) {
+			got = append(got, fmt.Sprint(block, parent))
 		}
 		slices.Sort(list)
-		if got := slices.Sorted(m.Held(tier)); !slices.Equal(got, list) || m.Len(tier) != len(list) {
+		slices.Sort(got)
+		if !slices.Equal(got, list) || m.Len(tier) != len(list) {
 			t.Fatalf("%s: %d blocks, Len %d, want %d", tier, len(got), m.Len(tier), len(list))
 		}
-		checkTable(t, &m.short.tiers[tier])
-		checkTable(t, &m.long.tiers[tier])
-		checkTable(t, &m.text.tiers[tier])
 	}
+	checkNames(t, &m.short)
+	checkNames(t, &m.long)
+	checkNames(t, &m.text)
 }
 
-// TestParents: parents come back while a copy is there and a while longer.
-func TestParents(t *testing.T) {
+// TestTurnover: an engine that is full drops the ends of its oldest prompts and takes
+// new ones. What that costs a block stays bounded, and parents right.
+func TestTurnover(t *testing.T) {
 	r := newRand(t)
-	p := NewParents(r.Uint64())
-	want := map[kvindex.BlockHash]int{}
-	parent := func(b kvindex.BlockHash) kvindex.BlockHash { return b / 2 }
-	for range 50_000 {
-		b := kvindex.BlockHash(r.Uint64N(5000))
-		if r.IntN(2) == 0 {
-			want[b]++
-			if first := p.Store(b, parent(b)); first != (want[b] == 1) {
-				t.Fatalf("store %d: first %v, want copy %d", b, first, want[b])
+	m := New(r.Uint64())
+	const held = 50_000
+	type prompt struct{ first, n uint64 }
+	var prompts []prompt
+	next, blocks, worst := uint64(1), 0, 0.0
+	for range 20_000 {
+		p := prompt{next, 1 + r.Uint64N(60)}
+		next += p.n + 1
+		for i := range p.n {
+			b := kvindex.BlockHash(p.first + i)
+			m.Store(enginewire.IntHash(uint64(b)*factor2), b, b-1, kvindex.Device)
+		}
+		prompts, blocks = append(prompts, p), blocks+int(p.n)
+		for blocks > held {
+			i := r.IntN(1 + len(prompts)/8)
+			old := &prompts[i]
+			for n := 1 + r.Uint64N(old.n); n > 0; n-- {
+				old.n--
+				blocks--
+				m.Remove(enginewire.IntHash((old.first+old.n)*factor2), kvindex.Device)
 			}
-			continue
+			if old.n == 0 {
+				prompts = slices.Delete(prompts, i, i+1)
+			}
 		}
-		if last := p.Remove(b); last != (want[b] == 1) {
-			t.Fatalf("remove %d: last %v with %d copies", b, last, want[b])
-		}
-		want[b] = max(0, want[b]-1)
-		if got, ok := p.Parent(b); ok && got != parent(b) {
-			t.Fatalf("parent of %d: %d", b, got)
+		if blocks > held-100 {
+			worst = max(worst, float64(m.BytesReserved())/float64(blocks))
 		}
 	}
-	held := 0
-	for b, n := range want {
-		if n == 0 {
-			continue
-		}
-		held++
-		if got, ok := p.Parent(b); !ok || got != parent(b) {
-			t.Fatalf("parent of %d: %d, %v", b, got, ok)
+	t.Logf("at most %.2f bytes a block, %d of %d parents aside", worst, len(m.short.parents), m.short.live)
+	if worst > 25 {
+		t.Errorf("%.2f bytes a block, want at most 25", worst)
+	}
+	for b, parent := range m.Held(kvindex.Device) {
+		if parent != b-1 {
+			t.Fatalf("block %d comes after %d", b, parent)
 		}
 	}
-	for b, e := range p.All() {
-		if e.Parent != parent(b) || int(e.Copies) != want[b] {
-			t.Fatalf("%d: %+v, want %d copies", b, e, want[b])
-		}
-		held--
-	}
-	if held != 0 {
-		t.Errorf("%d blocks too few", held)
-	}
+	checkNames(t, &m.short)
 }
 
 // TestSparesAreBounded: names of blocks that are gone do not pile up.
 func TestSparesAreBounded(t *testing.T) {
 	m := New(1)
 	for i := range uint64(100_000) {
-		m.Store(enginewire.IntHash(i), kvindex.BlockHash(i), kvindex.Device)
+		m.Store(enginewire.IntHash(i), kvindex.BlockHash(i), 0, kvindex.Device)
 		m.Remove(enginewire.IntHash(i), kvindex.Device)
 	}
-	if n := m.short.spare.n; n > MinSpares {
+	if n := m.short.live; n > MinSpares {
 		t.Errorf("%d names are remembered, want at most %d", n, MinSpares)
 	}
 	if n := m.BytesReserved(); n > 32<<10 {
@@ -343,8 +395,8 @@ func ExampleMap() {
 	root := kvindex.Namespace{Model: "m", BlockSize: 2}.Root()
 	block := root.Next([]uint32{1, 2}, nil)
 	engine := enginewire.IntHash(12345)
-	fmt.Println("first copy:", m.Store(engine, block, kvindex.Device))
-	fmt.Println("first copy:", m.Store(engine, block, kvindex.Device))
+	fmt.Println("first copy:", m.Store(engine, block, root, kvindex.Device))
+	fmt.Println("first copy:", m.Store(engine, block, root, kvindex.Device))
 	_, last := m.Remove(engine, kvindex.Device)
 	fmt.Println("last copy:", last)
 	got, last := m.Remove(engine, kvindex.Device)
@@ -365,7 +417,7 @@ func BenchmarkMap(b *testing.B) {
 		hashes[i] = enginewire.IntHash(r.Uint64())
 	}
 	for i := range held {
-		m.Store(hashes[i], kvindex.BlockHash(i+1), kvindex.Device)
+		m.Store(hashes[i], kvindex.BlockHash(i+1), kvindex.BlockHash(i), kvindex.Device)
 	}
 	b.Run("lookup", func(b *testing.B) {
 		for i := range b.N {
@@ -375,8 +427,8 @@ func BenchmarkMap(b *testing.B) {
 	b.Run("turnover", func(b *testing.B) {
 		for i := range b.N {
 			h := hashes[(i+held)%len(hashes)]
-			if _, ok := m.Lookup(h); !ok {
-				m.Store(h, kvindex.BlockHash(i+1), kvindex.Device)
+			if _, _, ok := m.Lookup(h); !ok {
+				m.Store(h, kvindex.BlockHash(i+1), kvindex.BlockHash(i), kvindex.Device)
 			}
 			m.Remove(hashes[i%len(hashes)], kvindex.Device)
 		}

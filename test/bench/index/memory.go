@@ -30,9 +30,8 @@ type footprint struct {
 // What memory is measured of. In Dynamo an engine's own hashes are the index's, so
 // that it needs no translation; ours is with the agents, spread over the workers.
 const (
-	ofIndex      = "index"
-	ofAgents     = "agents"  // each agent's map of its engine's hashes
-	ofAgentsLogs = "mirrors" // and what it rebuilds a log from
+	ofIndex  = "index"
+	ofAgents = "agents" // all that each agent keeps of its engine's blocks
 )
 
 // memory compares bytes per (block, worker), each measured in a process of its own.
@@ -51,8 +50,7 @@ func (b *bench) memory(ctx context.Context) error {
 			goal     float64
 		}{
 			{ofIndex, "index", 0.45},
-			{ofAgents, "index and the agents' translation maps", 0.45},
-			{ofAgentsLogs, "index and all that agents keep of blocks", 0},
+			{ofAgents, "index and all that agents keep of blocks", 0.45},
 		} {
 			each, err := measureMemory(ctx, c.of, workers, target)
 			if err != nil {
@@ -63,7 +61,7 @@ func (b *bench) memory(ctx context.Context) error {
 			b.file.Compare(name, "live", perMember, "lower", sum.live, peerName+" "+theirs.liveBy, theirs.live, c.goal)
 			b.file.Compare(name, "resident", perMember, "lower", sum.resident, peerName+" "+theirs.residentBy, theirs.resident, c.goal)
 			if c.of == ofAgents {
-				b.file.Because("an agent keeps the engine's name and ours of each block, 8 bytes each, and room in the table")
+				b.file.Because("an agent keeps the engine's name and ours of each block, 8 bytes each, what comes before it, and an index")
 			}
 		}
 	}
@@ -198,36 +196,27 @@ func fillMemory(of string, p *plan) (kept census, err error) {
 			return s.Memberships, s.Bytes
 		}, err
 	case ofAgents:
-		return fillAgents(p, translate.New, func(m *translate.Map, block, _ kvindex.BlockHash) {
-			m.Store(enginewire.IntHash(mix(uint64(block))), block, kvindex.Device)
-		}, func(m *translate.Map) (int, int) { return m.Len(kvindex.Device), m.BytesReserved() }), nil
-	case ofAgentsLogs:
-		return fillAgents(p, translate.NewParents, func(m *translate.Parents, block, parent kvindex.BlockHash) {
-			m.Store(block, parent)
-		}, func(m *translate.Parents) (int, int) { return m.Len(), m.BytesReserved() }), nil
+		return fillAgents(p), nil
 	default:
 		return nil, fmt.Errorf("memory of %q: not known", of)
 	}
 }
 
 // fillAgents stores all blocks in a map per worker.
-func fillAgents[M any](
-	p *plan, empty func(seed uint64) M, store func(m M, block, parent kvindex.BlockHash), size func(M) (memberships, bytes int),
-) census {
-	maps := make([]M, p.workers)
+func fillAgents(p *plan) census {
+	maps := make([]*translate.Map, p.workers)
 	for i := range maps {
-		maps[i] = empty(uint64(i))
+		maps[i] = translate.New(uint64(i))
 	}
 	p.stores(given, false, func(worker uint64, parent kvindex.BlockHash, hashes []kvindex.BlockHash) {
 		for _, h := range hashes {
-			store(maps[worker], h, parent)
+			maps[worker].Store(enginewire.IntHash(mix(uint64(h))), h, parent, kvindex.Device)
 			parent = h
 		}
 	})
 	return func() (memberships, bytes int) {
 		for _, m := range maps {
-			n, b := size(m)
-			memberships, bytes = memberships+n, bytes+b
+			memberships, bytes = memberships+m.Len(kvindex.Device), bytes+m.BytesReserved()
 		}
 		return memberships, bytes
 	}
