@@ -312,8 +312,36 @@ func (p *publisher) queue(r kvindex.Record) {
 	if p.dirty {
 		return
 	}
-	p.pending = append(p.pending, p.stamp(r))
-	p.pendingHashes += weight(&r)
+	for {
+		part := cut(&r)
+		p.pending = append(p.pending, p.stamp(part))
+		p.pendingHashes += weight(&part)
+		if part.Stored == r.Stored && part.Removed == r.Removed {
+			return
+		}
+	}
+}
+
+// maxHashes is how many hashes one record carries at most, 64 KiB of them: no log
+// refuses that as too large.
+const maxHashes = 8192
+
+// cut takes the beginning off a record that carries more than maxHashes; of any
+// other it is the record itself.
+func cut(r *kvindex.Record) kvindex.Record {
+	part := *r
+	switch {
+	case r.Stored != nil && len(r.Stored.Hashes) > maxHashes:
+		s, rest := *r.Stored, *r.Stored
+		s.Hashes, rest.Hashes = s.Hashes[:maxHashes], s.Hashes[maxHashes:]
+		rest.Parent = s.Hashes[maxHashes-1]
+		part.Stored, r.Stored = &s, &rest
+	case r.Removed != nil && len(r.Removed.Hashes) > maxHashes:
+		s, rest := *r.Removed, *r.Removed
+		s.Hashes, rest.Hashes = s.Hashes[:maxHashes], s.Hashes[maxHashes:]
+		part.Removed, r.Removed = &s, &rest
+	}
+	return part
 }
 
 // stamp adds epoch, term and, for sequenced kinds, the next number.

@@ -465,3 +465,40 @@ func parseBatches(t *testing.T, d *datadriven.TestData) []batch {
 	}
 	return out
 }
+
+// TestCut: a record of any length goes out in parts that say the same, each
+// stored part behind the one before.
+func TestCut(t *testing.T) {
+	for _, n := range []int{0, 1, maxHashes, maxHashes + 1, 3*maxHashes + 5} {
+		hashes := make([]kvindex.BlockHash, n)
+		for i := range hashes {
+			hashes[i] = kvindex.BlockHash(i + 1)
+		}
+		w := newPublisher(memlog.New(memlog.Options{}), "w", 1, nil, newLoad(), NewMetrics(prometheus.NewRegistry()))
+		w.epochs[0] = 1
+		w.dirty = false
+		w.queue(kvindex.Record{Owner: kvindex.Owner{Worker: "w"}, Kind: kvindex.KindStored, Stored: &kvindex.Stored{Parent: 77, Hashes: hashes}})
+		w.queue(kvindex.Record{Owner: kvindex.Owner{Worker: "w"}, Kind: kvindex.KindRemoved, Removed: &kvindex.Removed{Hashes: hashes}})
+		var stored, removed []kvindex.BlockHash
+		parent := kvindex.BlockHash(77)
+		for i := range w.pending {
+			r := &w.pending[i]
+			if r.Seq != w.pending[0].Seq+uint64(i) {
+				t.Fatalf("%d hashes: record %d has seq %d", n, i, r.Seq)
+			}
+			if r.Stored == nil {
+				removed = append(removed, r.Removed.Hashes...)
+				continue
+			}
+			if r.Stored.Parent != parent || len(r.Stored.Hashes) > maxHashes {
+				t.Fatalf("%d hashes: a part of %d behind %d, want %d", n, len(r.Stored.Hashes), r.Stored.Parent, parent)
+			}
+			if stored = append(stored, r.Stored.Hashes...); len(stored) > 0 {
+				parent = stored[len(stored)-1]
+			}
+		}
+		if !slices.Equal(stored, hashes) || !slices.Equal(removed, hashes) {
+			t.Errorf("%d hashes: %d stored, %d removed", n, len(stored), len(removed))
+		}
+	}
+}
