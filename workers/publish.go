@@ -312,36 +312,10 @@ func (p *publisher) queue(r kvindex.Record) {
 	if p.dirty {
 		return
 	}
-	for {
-		part := cut(&r)
+	for part := range parts(r) {
 		p.pending = append(p.pending, p.stamp(part))
 		p.pendingHashes += weight(&part)
-		if part.Stored == r.Stored && part.Removed == r.Removed {
-			return
-		}
 	}
-}
-
-// maxHashes is how many hashes one record carries at most, 64 KiB of them: no log
-// refuses that as too large.
-const maxHashes = 8192
-
-// cut takes the beginning off a record that carries more than maxHashes; of any
-// other it is the record itself.
-func cut(r *kvindex.Record) kvindex.Record {
-	part := *r
-	switch {
-	case r.Stored != nil && len(r.Stored.Hashes) > maxHashes:
-		s, rest := *r.Stored, *r.Stored
-		s.Hashes, rest.Hashes = s.Hashes[:maxHashes], s.Hashes[maxHashes:]
-		rest.Parent = s.Hashes[maxHashes-1]
-		part.Stored, r.Stored = &s, &rest
-	case r.Removed != nil && len(r.Removed.Hashes) > maxHashes:
-		s, rest := *r.Removed, *r.Removed
-		s.Hashes, rest.Hashes = s.Hashes[:maxHashes], s.Hashes[maxHashes:]
-		part.Removed, r.Removed = &s, &rest
-	}
-	return part
 }
 
 // stamp adds epoch, term and, for sequenced kinds, the next number.
@@ -356,20 +330,6 @@ func (p *publisher) stamp(r kvindex.Record) kvindex.Record {
 		r.Seq = p.seqs[r.Owner]
 	}
 	return r
-}
-
-// weight is about how many hashes a record carries.
-func weight(r *kvindex.Record) int {
-	switch r.Kind {
-	case kvindex.KindStored:
-		return 4 + len(r.Stored.Hashes)
-	case kvindex.KindRemoved:
-		return 4 + len(r.Removed.Hashes)
-	case kvindex.KindLearned:
-		return 4 + len(r.Learned.Chunks) + len(r.Learned.Blocks)
-	default:
-		return 4
-	}
 }
 
 // resync gives up what waits and makes a snapshot the next thing sent.
@@ -395,19 +355,6 @@ func (p *publisher) snapshot() {
 
 func (p *publisher) learnedRecord(l *kvindex.Learned) kvindex.Record {
 	return kvindex.Record{Owner: p.device(), Kind: kvindex.KindLearned, Learned: l}
-}
-
-// splitStored cuts a long run into records of at most maxAppendHashes/4 hashes.
-func splitStored(s kvindex.Stored) func(yield func(kvindex.Stored) bool) {
-	return func(yield func(kvindex.Stored) bool) {
-		parent := s.Parent
-		for part := range slices.Chunk(s.Hashes, maxAppendHashes/4) {
-			if !yield(kvindex.Stored{Group: s.Group, Parent: parent, Hashes: part}) {
-				return
-			}
-			parent = part[len(part)-1]
-		}
-	}
 }
 
 func (p *publisher) device() kvindex.Owner {

@@ -466,9 +466,9 @@ func parseBatches(t *testing.T, d *datadriven.TestData) []batch {
 	return out
 }
 
-// TestCut: a record of any length goes out in parts that say the same, each
+// TestParts: a record of any length goes out in parts that say the same, each
 // stored part behind the one before.
-func TestCut(t *testing.T) {
+func TestParts(t *testing.T) {
 	for _, n := range []int{0, 1, maxHashes, maxHashes + 1, 3*maxHashes + 5} {
 		hashes := make([]kvindex.BlockHash, n)
 		for i := range hashes {
