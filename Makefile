@@ -9,7 +9,7 @@ MAKEFLAGS += --no-builtin-rules
 ONCE ?=
 ARGS ?=
 PKG ?= ./...
-FUZZ_TIME ?= 5s
+FUZZ_TIME ?= 30000x
 
 .PHONY: help
 help: ## Show this help
@@ -40,9 +40,9 @@ e2e: build ## Only the end-to-end tests, through a real Envoy
 	@go test -race -timeout 30m -count=1 -v ./test/e2e/...
 
 .PHONY: check
-check: ## Format, vet, lint, generated files, import rules, a few seconds of each fuzz test
+check: ## Format, vet, lint, generated files, import rules, 30,000 inputs of each fuzz test
 	@scripts/tool golangci-lint
-	@scripts/check
+	@FUZZ_TIME=$(FUZZ_TIME) scripts/check
 
 .PHONY: bench-replay
 bench-replay: build ## Replay both traces under each policy, write out/bench/replay.json
