@@ -1,6 +1,7 @@
 package e2e_test
 
 import (
+	"encoding/json"
 	"fmt"
 	"net/http"
 	"slices"
@@ -117,6 +118,7 @@ func (s *stack) testEmptyRestart(t *testing.T) {
 	if before.Decode != plan.Decode {
 		t.Fatalf("asked at %+v, held by %+v", plan.Decode, before.Decode)
 	}
+	life := s.worker(t, plan.Served).life(t)
 	s.worker(t, plan.Served).fault(t, `{"kind":"restart"}`)
 	waitFor(t, "the picker to forget the cache of "+plan.Served, patience, func() error {
 		for _, c := range s.explain(t, q).Costs {
@@ -137,8 +139,19 @@ func (s *stack) testEmptyRestart(t *testing.T) {
 	if direct.text == "" {
 		t.Errorf("the worker that was restarted says nothing: %s", direct.raw)
 	}
-	if list := s.worker(t, plan.Served).engine.do(t, http.MethodGet, "/sim/content", ""); !strings.Contains(string(list.body), `"life":1`) {
-		t.Errorf("the engine was not restarted: %s", list)
+	if now := s.worker(t, plan.Served).life(t); now != life+1 {
+		t.Errorf("the engine's life is number %d, want %d", now, life+1)
 	}
 	s.sameContent(t)
+}
+
+// life counts the restarts of the worker's engine.
+func (w *worker) life(t *testing.T) int {
+	t.Helper()
+	r := w.engine.do(t, http.MethodGet, "/sim/content", "")
+	var content struct{ Life *int }
+	if err := json.Unmarshal(r.body, &content); err != nil || content.Life == nil {
+		t.Fatalf("the engine's content: %v: %s", err, r)
+	}
+	return *content.Life
 }
