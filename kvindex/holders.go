@@ -64,18 +64,23 @@ func (x *Index) holders(r *[8]uint64) []uint64 {
 	return w
 }
 
+// pieces counts the holdings of a slot, and says where the last of them is.
+func pieces(words []uint64, slot uint32) (n, at int) {
+	for i, w := range words {
+		if w != 0 && holding(w).slot() == slot {
+			n++
+			at = i
+		}
+	}
+	return n, at
+}
+
 // cover adds the blocks a..b-1 of a run to what o holds; those it has are one
 // copy more. It reports false if there was no memory.
 func (x *Index) cover(o *owner, run, a, b uint32) bool {
 	r := x.run(run)
 	words := x.holders(r)
-	own, at := 0, 0
-	for i, w := range words {
-		if h := holding(w); w != 0 && h.slot() == o.slot {
-			own++
-			at = i
-		}
-	}
+	own, at := pieces(words, o.slot)
 	if own == 0 {
 		if !x.addHolding(r, newHolding(o.slot, a, b)) {
 			return false
@@ -255,13 +260,7 @@ func (x *Index) uncover(o *owner, run, a, b uint32) {
 func (x *Index) uncoverRange(o *owner, run, a, b uint32) {
 	r := x.run(run)
 	words := x.holders(r)
-	own, at := 0, 0
-	for i, w := range words {
-		if h := holding(w); w != 0 && h.slot() == o.slot {
-			own++
-			at = i
-		}
-	}
+	own, at := pieces(words, o.slot)
 	if own == 0 {
 		x.stats.UnknownRemoved += uint64(b - a)
 		return

@@ -104,8 +104,9 @@ func (f *follower) regain(now time.Time) error {
 	return errRegain
 }
 
-// one applies a record everywhere; the caller holds writing. A record that the index refuses is counted:
-// the owner's blocks are unknown until its writer sends a snapshot.
+// one applies a record everywhere; the caller holds writing. A record that the
+// index refuses is counted: the owner's blocks are unknown until its writer sends a
+// snapshot.
 func (f *follower) one(r *kvindex.Record, now time.Time) {
 	f.records.Add(1)
 	if r.Kind == kvindex.KindBooking {
