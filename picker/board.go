@@ -4,7 +4,7 @@ import (
 	"encoding/binary"
 	"math/bits"
 	"slices"
-	"sort"
+	"strings"
 
 	"github.com/zeebo/xxh3"
 
@@ -79,6 +79,7 @@ const (
 	outPrefill
 	outQueue
 	outRequests
+	outAdjust
 	outModel
 	outNotReady
 	outRelay
@@ -86,7 +87,7 @@ const (
 )
 
 func (x exclusion) String() string {
-	return [...]string{"", "prefill only", "queue limit", "request limit", "other model", "not ready", "relay", "not in the subset"}[x]
+	return [...]string{"", "prefill only", "queue limit", "request limit", "excluded", "other model", "not ready", "relay", "not in the subset"}[x]
 }
 
 // standing is what rules a worker out whatever the request.
@@ -166,19 +167,31 @@ func (b *board) locate(m *kvindex.Match) int {
 			return i
 		}
 	}
-	i := sort.Search(len(b.places), func(i int) bool {
-		p := &b.places[i]
-		return p.Worker > m.Worker || p.Worker == m.Worker && p.Rank >= m.Rank
-	})
-	if i == len(b.places) || b.places[i].Worker != m.Worker || b.places[i].Rank != m.Rank {
-		return -1
-	}
-	if b.seats != nil && m.Seat < maxSeats {
+	i := b.find(m.Worker, m.Rank)
+	if i >= 0 && b.seats != nil && m.Seat < maxSeats {
 		for len(b.seats) <= int(m.Seat) {
 			b.seats = append(b.seats, 0)
 		}
 		b.seats[m.Seat] = int32(i)
 		b.places[i].Worker = m.Worker // the same text in the index's memory: equal at a glance next time
+	}
+	return i
+}
+
+// find is the place of a worker's rank; -1 if it is not there.
+func (b *board) find(worker kvindex.WorkerID, rank uint16) int {
+	i, end := 0, len(b.places)
+	for i < end {
+		at := int(uint(i+end) >> 1)
+		p := &b.places[at]
+		if order := strings.Compare(string(p.Worker), string(worker)); order < 0 || order == 0 && p.Rank < rank {
+			i = at + 1
+		} else {
+			end = at
+		}
+	}
+	if i == len(b.places) || b.places[i].Worker != worker || b.places[i].Rank != rank {
+		return -1
 	}
 	return i
 }

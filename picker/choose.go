@@ -81,7 +81,7 @@ func (k *picking) leastRequests(out exclusion) int {
 }
 
 // bestPair is the best target after the prefill leg. Most need not be priced: a
-// pair costs at least its leg, or the target's queue, and the decode step.
+// pair costs at least its leg, or the target's queue, and what comes after either.
 func (k *picking) bestPair(leg float64) int {
 	b := noBest()
 	candidates, outs := k.board.candidates, k.out[:len(k.board.candidates)]
@@ -90,7 +90,7 @@ func (k *picking) bestPair(leg float64) int {
 			continue
 		}
 		c := &candidates[i]
-		after := k.offers[c.menu].adapter + (c.decode + k.rates[c.class].decode)
+		after := k.offers[c.menu].adapter + (c.decode + k.rates[c.class].decode) + k.extra[i]
 		if leg+after <= b.value && c.queue+after <= b.value {
 			b.offer(k.pair(leg, i), i, c.key, k.seed)
 		}

@@ -15,7 +15,7 @@ import (
 // plan, whatever order Matches and Subset are in. It does not keep its arguments.
 //
 // Endpoints are ruled out by the subset, as relays, as not ready, by the model,
-// by their limits and, as targets, as prefill-only workers, in that order. What
+// by their limits, by the request's adjustments and, as targets, as prefill-only workers, in that order. What
 // is left is priced and the policy chooses. With prefill workers, one that
 // prefills for another is a candidate too (see [picking.pair]).
 //
@@ -55,9 +55,14 @@ type picking struct {
 	// cached are tokens that need no prefill, credited the places that have any.
 	cached   []int32
 	credited []int32
-	rates    []rate  // of each class
-	offers   []offer // of each menu
-	out      []exclusion
+	// extra is what the request's adjustments add, ms, infinite for those that they
+	// rule out; adjusted the places of either. excluding: there is one of the latter.
+	extra     []float64
+	adjusted  []int32
+	excluding bool
+	rates     []rate  // of each class
+	offers    []offer // of each menu
+	out       []exclusion
 	// totals are the prices alone, infinite for those that are no targets.
 	totals  []float64
 	leaders leaders
@@ -104,11 +109,14 @@ func (k *picking) begin(req *Request, fleet *Fleet, turn uint64) {
 	for _, i := range k.credited {
 		k.cached[i] = 0
 	}
-	k.credited = k.credited[:0]
+	for _, i := range k.adjusted {
+		k.extra[i] = 0
+	}
+	k.credited, k.adjusted = k.credited[:0], k.adjusted[:0]
 	n := len(k.board.candidates)
 	if len(k.totals) != n {
-		k.totals, k.cached, k.out = make([]float64, n), make([]int32, n), make([]exclusion, n)
-		k.credited = make([]int32, 0, n)
+		k.totals, k.cached, k.out, k.extra = make([]float64, n), make([]int32, n), make([]exclusion, n), make([]float64, n)
+		k.credited, k.adjusted = make([]int32, 0, n), make([]int32, 0, n)
 	}
 	if req.HasSubset {
 		k.in = append(k.in[:0], make([]bool, n)...)
@@ -120,6 +128,7 @@ func (k *picking) decide() {
 	k.choice = choice{target: -1, prefill: -1, local: -1, paired: -1, most: -1}
 	k.charge()
 	k.credit()
+	k.adjust()
 	k.price(outPrefill)
 	if k.choice.local < 0 && k.req.Model == "" {
 		k.price(outQueue) // a path without a model needs no decode worker
@@ -146,6 +155,25 @@ func (k *picking) credit() {
 		if held := min(int(m.Depth[kvindex.Device])*k.board.classes[c].blockSize, k.rates[c].most); held > 0 {
 			k.cached[i] = int32(held)
 			k.credited = append(k.credited, int32(i))
+		}
+	}
+}
+
+// adjust fills in extra from the request's adjustments.
+func (k *picking) adjust() {
+	k.excluding = false
+	for j := range k.req.Adjust {
+		a := &k.req.Adjust[j]
+		i := k.board.find(a.Worker, a.Rank)
+		if i < 0 {
+			continue
+		}
+		k.adjusted = append(k.adjusted, int32(i))
+		switch {
+		case a.Exclude != "":
+			k.extra[i], k.excluding = math.Inf(1), true
+		case !math.IsNaN(a.Ms) && !math.IsInf(a.Ms, 0):
+			k.extra[i] += min(max(a.Ms, -MaxAdjustMs), MaxAdjustMs)
 		}
 	}
 }
@@ -188,7 +216,8 @@ func (k *picking) price(limit exclusion) {
 	k.leaders.begin(min(k.fleet.Fallbacks, maxFallbacks) + 1)
 	candidates := k.board.candidates
 	cached, outs, totals := k.cached[:len(candidates)], k.out[:len(candidates)], k.totals[:len(candidates)]
-	strict := k.req.HasSubset || k.fleet.MaxRequests > 0 || k.fleet.MaxQueueMs > 0
+	extra := k.extra[:len(candidates)]
+	strict := k.req.HasSubset || k.fleet.MaxRequests > 0 || k.fleet.MaxQueueMs > 0 || k.excluding
 	for i := range candidates {
 		c := &candidates[i]
 		rate, offer := &k.rates[c.class], &k.offers[c.menu]
@@ -204,7 +233,7 @@ func (k *picking) price(limit exclusion) {
 		if cached[i] > 0 {
 			compute = k.compute(i)
 		}
-		total := c.queue + compute*c.weight + offer.adapter
+		total := c.queue + compute*c.weight + offer.adapter + extra[i]
 		if out >= limit {
 			outs[i], totals[i] = out, math.Inf(1)
 			prefill.offer(total, i, c.key, k.seed)
@@ -222,12 +251,15 @@ func (k *picking) price(limit exclusion) {
 	k.choice.local, k.choice.prefill = k.leaders.first(), prefill.at
 }
 
-// limits is what the request's subset and the fleet's limits rule out.
+// limits is what the request's subset and adjustments and the fleet's limits rule
+// out.
 func (k *picking) limits(i int, c *candidate) exclusion {
 	f := k.fleet
 	switch {
 	case k.req.HasSubset && !k.in[i]:
 		return outSubset
+	case k.extra[i] > math.MaxFloat64:
+		return outAdjust
 	case f.MaxRequests > 0 && c.requests >= float64(f.MaxRequests):
 		return outRequests
 	case f.MaxQueueMs > 0 && c.queue > f.MaxQueueMs:
@@ -245,7 +277,7 @@ func (k *picking) leg(i int) float64 {
 	if k.cached[i] > 0 {
 		compute = k.compute(i)
 	}
-	return c.queue + compute*c.weight + k.offers[c.menu].adapter
+	return c.queue + compute*c.weight + k.offers[c.menu].adapter + k.extra[i]
 }
 
 // compute is the prefill's own time on a worker that holds a part of the prompt.
@@ -263,7 +295,7 @@ func (k *picking) class(i int) *class { return &k.board.classes[k.board.candidat
 
 // pair is the price of decoding on d after a prefill elsewhere that costs leg:
 //
-//	max(leg + transfer, queue on d) + adapter + decode on d
+//	max(leg + transfer, queue on d) + adapter + decode + adjustments on d
 //
 // The queue on d drains while the other works, so only what is left of it by
 // then counts. As the price never falls when leg grows, the worker with the least
@@ -279,7 +311,7 @@ func (k *picking) pair(leg float64, d int) float64 {
 	if c.queue > at {
 		at = c.queue
 	}
-	return at + (k.offers[c.menu].adapter + (c.decode + rate.decode))
+	return at + (k.offers[c.menu].adapter + (c.decode + rate.decode) + k.extra[d])
 }
 
 func (k *picking) transfer(d int) float64 {

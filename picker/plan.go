@@ -110,6 +110,9 @@ func (k *picking) listAlone(dst []Cost, i int) []Cost {
 	dst = append(dst, Cost{})
 	c, at, out := &dst[len(dst)-1], &k.board.candidates[i], k.out[i]
 	c.Target, c.Excluded = k.board.places[i].Target, out.String()
+	if out == outAdjust {
+		c.Excluded = k.why(c.Target)
+	}
 	if k.choice.target < 0 {
 		return dst // refused: nothing was priced
 	}
@@ -121,7 +124,7 @@ func (k *picking) listAlone(dst []Cost, i int) []Cost {
 	if c.Cached > 0 {
 		c.Compute = k.compute(i)
 	}
-	c.Delay = k.fleet.Alpha * c.Compute * at.requests
+	c.Delay, c.Adjust = k.fleet.Alpha*c.Compute*at.requests, k.extra[i]
 	if out == outPrefill {
 		c.Total = k.leg(i)
 		return dst
@@ -138,7 +141,17 @@ func (k *picking) listPair(dst []Cost, d int, prefill *Target) []Cost {
 	c.Target, c.Prefill, c.Excluded = k.board.places[d].Target, prefill, ""
 	c.Transfer = k.transfer(d)
 	c.Queue += max(0, at.queue-leg-c.Transfer)
-	c.Adapter += k.offers[at.menu].adapter
+	c.Adapter, c.Adjust = c.Adapter+k.offers[at.menu].adapter, c.Adjust+k.extra[d]
 	c.Decode, c.Total = at.decode+k.rates[at.class].decode, k.pair(leg, d)
 	return dst
+}
+
+// why is the first reason that the request gives for ruling out t.
+func (k *picking) why(t Target) string {
+	for i := range k.req.Adjust {
+		if a := &k.req.Adjust[i]; a.Exclude != "" && a.Worker == t.Worker && a.Rank == t.Rank {
+			return a.Exclude
+		}
+	}
+	return outAdjust.String()
 }

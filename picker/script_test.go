@@ -165,7 +165,25 @@ func parseRequest(t *testing.T, d *datadriven.TestData, matches []kvindex.Match)
 	if arg, ok := d.Arg("subset"); ok {
 		req.HasSubset, req.Subset = true, arg.Vals
 	}
+	if arg, ok := d.Arg("adjust"); ok {
+		for _, val := range arg.Vals {
+			req.Adjust = append(req.Adjust, parseAdjust(val))
+		}
+	}
 	return req
+}
+
+// parseAdjust reads worker:ms or worker:out:reason.
+func parseAdjust(val string) Adjust {
+	at, what, _ := strings.Cut(val, ":")
+	id, rank, _ := strings.Cut(at, "/")
+	a := Adjust{Worker: kvindex.WorkerID(id), Rank: uint16(atoi(rank))}
+	if reason, ok := strings.CutPrefix(what, "out:"); ok {
+		a.Exclude = reason
+		return a
+	}
+	a.Ms, _ = strconv.ParseFloat(what, 64)
+	return a
 }
 
 func countPicks(t *testing.T, d *datadriven.TestData, f *Fleet, matches []kvindex.Match) string {
@@ -230,7 +248,7 @@ func describe(p *Plan) string {
 			ms   float64
 		}{
 			{"queue", c.Queue}, {"load", c.Load}, {"compute", c.Compute}, {"transfer", c.Transfer}, {"adapter", c.Adapter},
-			{"delay", c.Delay}, {"decode", c.Decode}, {"total", c.Total},
+			{"delay", c.Delay}, {"decode", c.Decode}, {"adjust", c.Adjust}, {"total", c.Total},
 		} {
 			if term.ms != 0 {
 				fmt.Fprintf(&out, " %s=%.1f", term.name, term.ms)

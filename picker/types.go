@@ -51,6 +51,34 @@ type Request struct {
 	// Turn is a number that grows by one with each pick of the pool; round-robin
 	// uses it.
 	Turn uint64
+	// Adjust shifts the prices of some candidates: sessions, ejection, scorers.
+	Adjust []Adjust
+	// SLO are the request's targets; those that it does not have are the fleet's.
+	SLO SLO
+}
+
+// Adjust changes what one candidate costs. Several for one candidate add up; those
+// for workers that are not in the fleet are ignored.
+type Adjust struct {
+	Worker kvindex.WorkerID
+	Rank   uint16
+	// Ms is added to the price; negative for a preference. It counts as if the
+	// request waited so much longer there, and so for a prefill leg too. A number that
+	// is not finite is ignored, one beyond [MaxAdjustMs] counts as that.
+	Ms float64
+	// Exclude, if not empty, is why the candidate is ruled out.
+	Exclude string
+}
+
+// MaxAdjustMs bounds an Adjust on either side of 0: some 11 days, more than any
+// price and so little that no precision is lost.
+const MaxAdjustMs = 1e9
+
+// SLO are the targets of a request, ms; 0 for none.
+type SLO struct {
+	// TTFTMs is the longest time to first token, TPOTMs the longest mean time
+	// between the later ones.
+	TTFTMs, TPOTMs float64
 }
 
 // Endpoint is one candidate: a worker's rank as the pool knows it at one moment.
@@ -139,6 +167,8 @@ type Cost struct {
 	Adapter  float64 `json:"adapter"`
 	Delay    float64 `json:"delay"`
 	Decode   float64 `json:"decode"`
+	// Adjust is what the request's adjustments add or, below 0, take off.
+	Adjust float64 `json:"adjust"`
 	// Total is what is compared: the sum of the terms.
 	Total float64 `json:"total"`
 	// Excluded says why the candidate could not be chosen; empty if it could.
