@@ -48,6 +48,8 @@ func AppendRecord(dst []byte, r *Record) []byte {
 		e.load(r.Load)
 	case r.Kind == KindBooking && r.Booking != nil:
 		e.booking(r.Booking, len(r.Rest) > 0)
+	case r.Kind == KindBye && (r.Lapsed || len(r.Rest) > 0):
+		e.bool(r.Lapsed)
 	}
 	return append(e.b, r.Rest...)
 }
@@ -104,7 +106,8 @@ func (e *encoder) hello(h *Hello, all bool) {
 	e.uint(uint64(h.KVBlocks))
 	e.string(h.Deployment)
 	e.uint(uint64(h.LeaseMs))
-	groups := all || len(h.Groups) > 0
+	places := all || len(h.Loading) > 0 || h.Zone != "" || h.Rack != "" || h.Domain != "" || h.Lockstep || len(h.Tiers) > 0
+	groups := places || len(h.Groups) > 0
 	flags := groups || h.Eagle || h.NoEvents
 	ranks := flags || h.Ranks != 0
 	if ranks || h.Admin != "" {
@@ -119,6 +122,25 @@ func (e *encoder) hello(h *Hello, all bool) {
 	}
 	if groups {
 		e.groups(h.Groups)
+	}
+	if places {
+		e.strings(h.Loading)
+		e.string(h.Zone)
+		e.string(h.Rack)
+		e.string(h.Domain)
+		e.bool(h.Lockstep)
+		e.tiers(h.Tiers)
+	}
+}
+
+// tiers writes a list whose items may grow, as groups.
+func (e *encoder) tiers(list []TierSpec) {
+	e.uint(uint64(len(list)))
+	for _, t := range list {
+		item := encoder{make([]byte, 0, 16)}
+		item.uint(uint64(t.Tier))
+		item.uint(t.BytesPerSecond)
+		e.string(string(item.b))
 	}
 }
 
@@ -208,6 +230,8 @@ func DecodeRecord(b []byte) (Record, error) {
 		r.Load = d.load()
 	case KindBooking:
 		r.Booking = d.booking()
+	case KindBye:
+		r.Lapsed = len(d.b) > 0 && d.bool()
 	case 0:
 		d.bad = true
 	default: // no body, or one that is not known
@@ -346,6 +370,10 @@ func (d *decoder) hello() *Hello {
 	if d.more() {
 		h.Groups = d.groups()
 	}
+	if d.more() {
+		h.Loading, h.Zone, h.Rack, h.Domain = d.strings(), d.string(), d.string(), d.string()
+		h.Lockstep, h.Tiers = d.bool(), d.tiers()
+	}
 	return h
 }
 
@@ -363,6 +391,22 @@ func (d *decoder) groups() []GroupSpec {
 		list = append(list, GroupSpec{
 			Kind: GroupKind(item.uint(math.MaxUint8)), Window: item.uint32(), BlockSize: item.uint32(),
 		})
+		if d.bad = d.bad || item.bad; d.bad {
+			return nil
+		}
+	}
+	return list
+}
+
+func (d *decoder) tiers() []TierSpec {
+	n := d.count(1)
+	if n == 0 {
+		return nil
+	}
+	list := make([]TierSpec, 0, min(n, 64))
+	for range n {
+		item := decoder{b: d.take(d.count(1)), bad: d.bad}
+		list = append(list, TierSpec{Tier: Tier(item.uint(math.MaxUint8)), BytesPerSecond: item.uint(math.MaxUint64)})
 		if d.bad = d.bad || item.bad; d.bad {
 			return nil
 		}

@@ -40,6 +40,8 @@ func someRecords() []Record {
 				Address: "10.0.0.1:8000", Role: RolePrefill, Ready: true, Model: "m", Served: []string{"m", "alias"},
 				Adapters: []string{"a"}, BlockSize: 16, KVBlocks: 50000, Deployment: "d", LeaseMs: 3000, Admin: "10.0.0.1:8100",
 				Ranks: 8, Eagle: true, NoEvents: true, Groups: []GroupSpec{{Kind: GroupFull}, {Kind: GroupWindow, Window: 128, BlockSize: 64}},
+				Loading: []string{"b"}, Zone: "z1", Rack: "r7", Domain: "n3", Lockstep: true,
+				Tiers: []TierSpec{{Tier: Host, BytesPerSecond: 5e10}, {Tier: Disk}},
 			}
 		}),
 		with(KindLoad, func(r *Record) {
@@ -51,7 +53,7 @@ func someRecords() []Record {
 		with(KindBooking, func(r *Record) {
 			r.Booking = &Booking{ID: "b1", Replica: "p0", Cached: 64, Uncached: 3, State: BookingAgain, LeaseMs: 60000, Seq: 1 << 40, Prefill: true}
 		}),
-		with(KindBye, func(*Record) {}),
+		with(KindBye, func(r *Record) { r.Lapsed = true }),
 	}
 }
 
@@ -77,6 +79,8 @@ func newFields(r Record) map[int]bool {
 	case KindHello:
 		h := *r.Hello
 		r.Hello = &h
+		h.Loading, h.Zone, h.Rack, h.Domain, h.Lockstep, h.Tiers = nil, "", "", "", false, nil
+		mark()
 		h.Groups = nil
 		mark()
 		h.Eagle, h.NoEvents = false, false
@@ -91,6 +95,9 @@ func newFields(r Record) map[int]bool {
 		b.Prefill = false
 		mark()
 		b.Seq = 0
+		mark()
+	case KindBye:
+		r.Lapsed = false
 		mark()
 	default:
 	}

@@ -93,7 +93,11 @@ type Record struct {
 	EngineSeq uint64
 	Kind      Kind
 
-	// Exactly the field of Kind is set; Cleared and Bye have no body.
+	// Lapsed is set in a Bye that nobody said: the worker's lease ran out. It is gone
+	// with all it held, but nobody took it out of the pool, and it may come back.
+	Lapsed bool
+
+	// Exactly the field of Kind is set; Cleared has no body, Bye only Lapsed.
 	Stored  *Stored
 	Removed *Removed
 	Learned *Learned
@@ -208,6 +212,26 @@ type Hello struct {
 	// for one group of full attention. Group 0 is one of full attention if there is
 	// any.
 	Groups []GroupSpec
+	// Loading are the LoRA adapters that the engine is loading.
+	Loading []string
+	// Zone, Rack and Domain say where the worker is, each empty if unknown: what a
+	// network is slower between, what a switch connects, and the machine or NVLink
+	// domain within which GPUs reach each other's memory. Names of racks and domains
+	// are unique in the pool.
+	Zone, Rack, Domain string
+	// Lockstep: the ranks of this worker step together (expert parallelism), so each
+	// waits for the slowest.
+	Lockstep bool
+	// Tiers are the slower tiers out of which the engine brings blocks back by itself
+	// when a prompt needs them; blocks in others are of no use to a request.
+	Tiers []TierSpec
+}
+
+// TierSpec is a tier that an engine loads from.
+type TierSpec struct {
+	Tier Tier
+	// BytesPerSecond is how fast; 0 if unknown.
+	BytesPerSecond uint64
 }
 
 // GroupKind is what a prefix needs of a group's blocks to be of use.

@@ -11,7 +11,8 @@ import (
 // Apply takes over a record of the log: Hello, Load and Bye of a worker's device
 // memory; any other record of a worker only shows that it is alive. Records of
 // an older term or epoch than the newest seen are counted and ignored. A newer
-// epoch forgets the load and the bookings of the life before. A Booking of
+// epoch forgets the load and the bookings of the life before. A lapsed Bye ends the
+// worker's lease only: it stays known for LeaseGrace, not ready. A Booking of
 // another replica counts on its worker until it is closed or its lease ends, from
 // the worker's report of it on as a part of that. The record is not kept.
 func (p *Pool) Apply(r *kvindex.Record, now time.Time) {
@@ -41,6 +42,11 @@ func (p *Pool) Apply(r *kvindex.Record, now time.Time) {
 	}
 	if r.Term < w.term || r.Epoch < w.epoch {
 		p.counts.fenced++
+		return
+	}
+	if r.Kind == kvindex.KindBye && r.Lapsed {
+		w.heard = now.Add(-w.lease - 1) // its name stays for LeaseGrace
+		w.touch()
 		return
 	}
 	if r.Epoch > w.epoch {

@@ -145,7 +145,7 @@ func (f *follower) note(r *kvindex.Record) {
 	case joined:
 		f.logger.Info("worker joined", "worker", r.Owner.Worker, "address", r.Hello.Address, "role", r.Hello.Role.String(), "ready", r.Hello.Ready)
 	case left:
-		f.logger.Info("worker left", "worker", r.Owner.Worker)
+		f.logger.Info("worker left", "worker", r.Owner.Worker, "lease_over", r.Lapsed)
 	}
 	if r.Kind == kvindex.KindHello {
 		f.ready.changed()

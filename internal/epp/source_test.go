@@ -5,11 +5,13 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net/http"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/kvlane/kvlane/extproc"
 	"github.com/kvlane/kvlane/internal/config"
 	"github.com/kvlane/kvlane/internal/redistest"
 	"github.com/kvlane/kvlane/kvindex"
@@ -133,5 +135,66 @@ func TestRedisGoesAway(t *testing.T) {
 	}
 	if n := out.count("the log is away"); n != 1 {
 		t.Errorf("%d lines say that it was away", n)
+	}
+}
+
+// The model of a worker whose lease ran out is not unknown: it is unavailable, even
+// while the pool serves other models, and with a log in Redis as with one here.
+func TestSilentWorkersModelIsUnavailable(t *testing.T) {
+	server := redistest.Start(t, redistest.Options{})
+	c := config.Default()
+	c.Log.Redis = server.URL()
+	p, err := build(c, "", slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.log.close()
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { defer close(done); _ = p.follower.run(ctx) }() // ends with ctx
+	defer func() { cancel(); <-done }()
+	hello := func(w kvindex.WorkerID, model string, lease time.Duration) kvindex.Record {
+		return kvindex.Record{Owner: kvindex.Owner{Worker: w}, Epoch: 1, Term: 1, Kind: kvindex.KindHello, Hello: &kvindex.Hello{
+			Address: "192.0.2.1:8000", Ready: true, Model: model, Served: []string{model}, BlockSize: 16, LeaseMs: uint32(lease.Milliseconds()),
+		}}
+	}
+	for _, r := range []kvindex.Record{
+		hello("quiet", "m", time.Second), hello("here", "n", time.Hour),
+		{Owner: kvindex.Owner{Worker: "quiet"}, Epoch: 1, Term: 1, Seq: 1, Kind: kvindex.KindStored, Stored: &kvindex.Stored{Hashes: []kvindex.BlockHash{1}}},
+	} {
+		if err := p.log.Append(ctx, []kvindex.Record{r}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	answer := func(model string) int {
+		_, refusal := p.admin.router.Explain(time.Now(), extproc.Ask{
+			ID: "x", Method: http.MethodPost, Path: "/v1/completions", Body: []byte(`{"model":"` + model + `","prompt":"hello"}`),
+		})
+		if refusal == nil {
+			return http.StatusOK
+		}
+		return refusal.Answer(false).Status
+	}
+	await(t, "the other worker", func() bool { return answer("n") == http.StatusOK })
+	await(t, "the end of the lease", func() bool { return len(p.follower.members.names()) == 1 })
+	for model, want := range map[string]int{"m": http.StatusServiceUnavailable, "n": http.StatusOK, "o": http.StatusNotFound} {
+		if got := answer(model); got != want {
+			t.Errorf("model %s: status %d, want %d", model, got, want)
+		}
+	}
+	if n := p.follower.index.Stats().Blocks; n != 0 {
+		t.Errorf("%d blocks are left of it", n)
+	}
+	// It comes back as what it was, then says Bye: now nobody serves its model.
+	back := hello("quiet", "m", time.Hour)
+	bye := kvindex.Record{Owner: back.Owner, Epoch: 1, Term: 1, Kind: kvindex.KindBye}
+	for _, step := range []struct {
+		r    kvindex.Record
+		want int
+	}{{back, http.StatusOK}, {bye, http.StatusNotFound}} {
+		if err := p.log.Append(ctx, []kvindex.Record{step.r}); err != nil {
+			t.Fatal(err)
+		}
+		await(t, step.r.Kind.String(), func() bool { return answer("m") == step.want })
 	}
 }

@@ -8,7 +8,8 @@
 //
 //	log         hash: id of this log, per shard the last entry and the bytes so far
 //	e:<shard>   stream: what workers write in order (Hello, Stored, Removed,
-//	            Cleared, Learned, Bye), several records to an entry
+//	            Cleared, Learned, Bye), several records to an entry; and the ends of
+//	            leases
 //	now         stream of the last seconds: Load and Booking
 //	reg         sorted set: shard digit and worker, by the end of its lease
 //	hello       hash: each worker's last Hello

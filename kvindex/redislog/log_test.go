@@ -46,6 +46,7 @@ type reader struct {
 	bookings []kvindex.Record
 	learned  []kvindex.Record
 	byes     []kvindex.WorkerID
+	lapsed   []kvindex.WorkerID // those of the byes that nobody said
 }
 
 func follow(t testing.TB, l *Log) *reader {
@@ -85,6 +86,9 @@ func (r *reader) apply(records []kvindex.Record) error {
 			r.learned = append(r.learned, *x)
 		case kvindex.KindBye:
 			r.byes = append(r.byes, x.Owner.Worker)
+			if x.Lapsed {
+				r.lapsed = append(r.lapsed, x.Owner.Worker)
+			}
 			delete(r.hellos, x.Owner.Worker)
 		default:
 		}

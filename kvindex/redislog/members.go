@@ -75,7 +75,7 @@ func (m *members) look(ctx context.Context) ([]kvindex.Record, error) {
 	}
 	for name, since := range m.missing {
 		if time.Since(since) > mercy {
-			batch = append(batch, bye(name))
+			batch = append(batch, bye(name, true))
 			delete(m.missing, name)
 			delete(m.hellos, name)
 		}
@@ -100,7 +100,7 @@ func (m *members) read(ctx context.Context, id string) ([]kvindex.Record, error)
 		case id != m.id && !missed:
 			m.missing[name] = time.Now()
 		case !missed:
-			byes = append(byes, bye(name))
+			byes = append(byes, bye(name, false)) // or lapsed: Members does not read why
 			delete(m.hellos, name)
 		}
 	}

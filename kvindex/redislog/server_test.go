@@ -202,6 +202,10 @@ func TestLease(t *testing.T) {
 	two.until("the drop", func() bool {
 		return slices.Contains(two.byes, names[1]) && len(two.index.Blocks(device(names[1]))) == 0
 	})
+	two.stop()
+	if !slices.Equal(two.lapsed, []kvindex.WorkerID{gone}) {
+		t.Errorf("lapsed: %v, want %s alone", two.lapsed, gone)
+	}
 	for _, k := range s.Keys() {
 		if s.Do("pttl", k) == "-1" {
 			t.Errorf("key %s lives for ever", k)

@@ -312,15 +312,17 @@ func (t *tail) entry(batch []kvindex.Record, stream string, m *redis.XMessage) (
 		if mark, ok := t.covered[w]; ok && id.compare(mark) <= 0 {
 			return batch, 0, nil
 		}
-		return append(batch, bye(w)), len(gone), nil
+		why, _ := m.Values["why"].(string)
+		return append(batch, bye(w, why == "lease")), len(gone), nil
 	}
 	return t.decode(batch, data, id), len(data), nil
 }
 
-// bye is the end of a worker's lease: newer than all that it said.
-func bye(w kvindex.WorkerID) kvindex.Record {
+// bye is the end of a worker that did not say Bye itself, newer than all that it
+// said: it was dropped, or its lease lapsed.
+func bye(w kvindex.WorkerID, lapsed bool) kvindex.Record {
 	return kvindex.Record{
-		Owner: kvindex.Owner{Worker: w}, Epoch: math.MaxUint64, Term: math.MaxUint64, Kind: kvindex.KindBye,
+		Owner: kvindex.Owner{Worker: w}, Epoch: math.MaxUint64, Term: math.MaxUint64, Kind: kvindex.KindBye, Lapsed: lapsed,
 	}
 }
 
@@ -395,7 +397,7 @@ func (t *tail) missing(ctx context.Context) error {
 			w.missing = time.Time{}
 			continue
 		}
-		gone = append(gone, bye(name))
+		gone = append(gone, bye(name, true))
 	}
 	return t.pass(gone)
 }

@@ -23,9 +23,10 @@ local function open(candidate)
   return candidate
 end
 
--- add appends an entry to a shard; last is the entry before it.
-local function add(shard, last, field, data)
-  local id = redis.call('XADD', p .. 'e:' .. shard, '*', 'p', last, field, data)
+-- add appends an entry to a shard; last is the entry before it. More fields may
+-- follow.
+local function add(shard, last, field, data, ...)
+  local id = redis.call('XADD', p .. 'e:' .. shard, '*', 'p', last, field, data, ...)
   redis.call('HSET', log, 'last' .. shard, id)
   return id
 end
@@ -84,7 +85,7 @@ local function tend(most, ttl)
   if ms <= alive() then return end
   for _, member in ipairs(redis.call('ZRANGEBYSCORE', p .. 'reg', '-inf', int(ms), 'LIMIT', 0, most)) do
     local shard = string.sub(member, 1, 1)
-    add(shard, last(shard), 'b', shardless(member))
+    add(shard, last(shard), 'b', shardless(member), 'why', 'lease')
     leave(member)
   end
 end
