@@ -3,6 +3,7 @@ package workers
 import (
 	"iter"
 	"slices"
+	"unsafe"
 
 	"github.com/kvlane/kvlane/kvindex"
 )
@@ -49,6 +50,20 @@ func splitStored(s kvindex.Stored) iter.Seq[kvindex.Stored] {
 			parent = part[len(part)-1]
 		}
 	}
+}
+
+// heap is the memory of a record that waits, bytes, without the names in it.
+func heap(r *kvindex.Record) int {
+	n := int(unsafe.Sizeof(*r)) + len(r.Rest)
+	switch {
+	case r.Stored != nil:
+		n += int(unsafe.Sizeof(*r.Stored)) + 8*len(r.Stored.Hashes)
+	case r.Removed != nil:
+		n += int(unsafe.Sizeof(*r.Removed)) + 8*len(r.Removed.Hashes)
+	case r.Learned != nil:
+		n += int(unsafe.Sizeof(*r.Learned)) + 8*(len(r.Learned.Chunks)+len(r.Learned.Blocks))
+	}
+	return n
 }
 
 // weight is about how many hashes a record carries.

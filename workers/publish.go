@@ -29,9 +29,9 @@ const (
 	// 256 KiB, far below gRPC's default limit of 4 MiB.
 	maxAppendRecords = 512
 	maxAppendHashes  = 32768
-	// maxPendingHashes is when records that wait for the log are given up for a
-	// later snapshot.
-	maxPendingHashes = 1 << 20
+	// maxPendingBytes is when records that wait for the log are given up for a later
+	// snapshot: by their memory, see heap.
+	maxPendingBytes = 32 << 20
 	// seqPerMs spaces the sequence numbers of two agents of one worker: a new one
 	// starts above everything that the old one can have written, without asking.
 	seqPerMs = 1024
@@ -90,12 +90,13 @@ type publisher struct {
 	seqs     map[kvindex.Owner]uint64
 	lessons  *lessons
 
-	pending       []kvindex.Record
-	pendingHashes int
-	whole         int // hashes of the last snapshot: it must not be given up for its own size
-	dirty         bool
-	away          bool // the log could not be reached at the last try
-	anchored      bool // a sequenced record was sent since the last heartbeat
+	pending      []kvindex.Record
+	maxPending   int // maxPendingBytes; tests have less
+	pendingBytes int // the sum of their heap
+	whole        int // that of the last snapshot: it must not be given up for its own size
+	dirty        bool
+	away         bool // the log could not be reached at the last try
+	anchored     bool // a sequenced record was sent since the last heartbeat
 
 	helloAt, loadAt, retryAt time.Time
 	loadSent                 time.Time
@@ -123,6 +124,8 @@ func newPublisher(log kvindex.Log, worker kvindex.WorkerID, term uint64, hello f
 		seqs:     make(map[kvindex.Owner]uint64),
 		lessons:  newLessons(maxLessons),
 		results:  make(chan error, 1),
+
+		maxPending: maxPendingBytes,
 	}
 }
 
@@ -221,7 +224,7 @@ func (p *publisher) absorb(u update) {
 			p.take(&r)
 		}
 	}
-	if p.pendingHashes > p.whole+maxPendingHashes {
+	if p.pendingBytes > p.whole+p.maxPending {
 		p.metrics.LogOverflow.Inc()
 		p.resync()
 	}
@@ -314,7 +317,7 @@ func (p *publisher) queue(r kvindex.Record) {
 	}
 	for part := range parts(r) {
 		p.pending = append(p.pending, p.stamp(part))
-		p.pendingHashes += weight(&part)
+		p.pendingBytes += heap(&part)
 	}
 }
 
@@ -334,7 +337,7 @@ func (p *publisher) stamp(r kvindex.Record) kvindex.Record {
 
 // resync gives up what waits and makes a snapshot the next thing sent.
 func (p *publisher) resync() {
-	p.pending, p.pendingHashes, p.dirty = nil, 0, true
+	p.pending, p.pendingBytes, p.dirty = nil, 0, true
 }
 
 // snapshot fills pending with everything this worker holds.
@@ -350,7 +353,7 @@ func (p *publisher) snapshot() {
 	for _, l := range p.lessons.all() {
 		p.queue(p.learnedRecord(l))
 	}
-	p.whole = p.pendingHashes
+	p.whole = p.pendingBytes
 }
 
 func (p *publisher) learnedRecord(l *kvindex.Learned) kvindex.Record {
@@ -447,11 +450,11 @@ func (p *publisher) next(now time.Time) *flight {
 			break
 		}
 		hashes += w
+		p.pendingBytes -= heap(&p.pending[0])
 		p.anchored = p.anchored || !isAnchor(&p.pending[0])
 		f.records = append(f.records, p.pending[0])
 		p.pending = p.pending[1:]
 	}
-	p.pendingHashes -= hashes
 	return f
 }
 
@@ -516,7 +519,7 @@ func (p *publisher) keep(records []kvindex.Record) {
 	}
 	numbered := slices.DeleteFunc(records, func(r kvindex.Record) bool { return !r.Kind.Sequenced() })
 	for i := range numbered {
-		p.pendingHashes += weight(&numbered[i])
+		p.pendingBytes += heap(&numbered[i])
 	}
 	p.pending = append(numbered, p.pending...)
 }

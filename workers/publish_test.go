@@ -336,9 +336,10 @@ func listMirror(m *mirror) string {
 // log is sent all the same.
 func TestLargeSnapshot(t *testing.T) {
 	p := newPublisher(memlog.New(memlog.Options{}), "w", 1, nil, newLoad(), NewMetrics(prometheus.NewRegistry()))
+	p.maxPending = 1 << 20
 	p.absorb(update{rank: 0, epoch: 1})
 	last := kvindex.BlockHash(1)
-	for range maxPendingHashes/8192 + 2 {
+	for range p.maxPending/8/8192 + 2 {
 		hashes := make([]kvindex.BlockHash, 8192)
 		for i := range hashes {
 			hashes[i] = last + 1
@@ -349,8 +350,8 @@ func TestLargeSnapshot(t *testing.T) {
 	p.resync()
 	p.snapshot()
 	p.absorb(update{rank: 0, records: []kvindex.Record{stored(last, last+1)}})
-	if p.dirty || p.pendingHashes <= maxPendingHashes {
-		t.Errorf("dirty %v, %d hashes wait: the snapshot was given up", p.dirty, p.pendingHashes)
+	if p.dirty || p.pendingBytes <= p.maxPending {
+		t.Errorf("dirty %v, %d bytes wait: the snapshot was given up", p.dirty, p.pendingBytes)
 	}
 }
 

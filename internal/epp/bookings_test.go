@@ -8,9 +8,11 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/kvlane/kvlane/internal/redistest"
 	"github.com/kvlane/kvlane/internal/timing"
 	"github.com/kvlane/kvlane/kvindex"
 	"github.com/kvlane/kvlane/kvindex/memlog"
+	"github.com/kvlane/kvlane/kvindex/redislog"
 	"github.com/kvlane/kvlane/picker"
 )
 
@@ -137,5 +139,45 @@ func TestAnnounceToDeadLog(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// TestC17MemoryOfAStall: Redis accepts and does not answer while as many requests are
+// picked and closed as in ten minutes of 500 a second, as fast as that goes. What
+// waits to be told to other replicas stays within its bound, and every announcement
+// is told, dropped, or waiting.
+func TestC17MemoryOfAStall(t *testing.T) {
+	const (
+		picks = 10 * 60 * 500
+		most  = 1 << 16 // announcements in the pool's outbox
+	)
+	server := redistest.Start(t, redistest.Options{})
+	proxy := redistest.NewProxy(t, server.Addr)
+	log, err := redislog.New(redislog.Options{URL: "redis://" + proxy.Addr})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = log.Close() }() // nothing is left to write
+	proxy.Set(redistest.Stall, 0)
+	own, _ := pickers(t)
+	a := &announcer{pool: own, log: log}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { defer close(done); _ = a.run(ctx) }() // ends with ctx
+	for i := range picks {
+		pick(t, own, i)
+		own.Close(fmt.Sprint(i), time.Now())
+	}
+	cancel()
+	<-done
+	waiting := len(own.Outbox(nil))
+	s := own.Stats(time.Now())
+	t.Logf("%d picks: %d announced, %d told, %d dropped, %d waiting, %d not made; room for %d",
+		picks, s.Announced, a.sent.Load(), a.dropped.Load(), waiting, s.Unsent, cap(a.records))
+	if s.Announced != a.sent.Load()+a.dropped.Load()+uint64(waiting) || s.Announced+s.Unsent != 2*picks {
+		t.Error("announcements are missing")
+	}
+	if waiting > most || cap(a.records) > 2*most || a.sent.Load() > 0 || s.Bookings > 0 {
+		t.Errorf("%d waiting, room for %d, %d told, %d bookings", waiting, cap(a.records), a.sent.Load(), s.Bookings)
 	}
 }
