@@ -9,8 +9,9 @@
 //
 // with u uncached tokens of a chunk after c tokens that are in the KV cache, B
 // decoding sequences, K the sum of their contexts. The simulated engine steps
-// by it and the picker predicts with it, so it lives in neither. It does no
-// I/O and keeps no state.
+// by it and the picker predicts with it, so it lives in neither. A [Learner]
+// corrects the constants by what engines were seen to take. It does no I/O, and
+// a Learner's observations are its only state.
 package timing
 
 import (
