@@ -8,6 +8,7 @@ import (
 
 	"github.com/kvlane/kvlane/internal/openai"
 	"github.com/kvlane/kvlane/kvindex"
+	"github.com/kvlane/kvlane/workers/teach"
 )
 
 // modelBlocks is the capacity of a model while the engine does not say its own: a
@@ -60,7 +61,7 @@ func (c *cacheModel) begin(ctx context.Context, req *openai.Request, a *openai.A
 	r := &modelled{cache: c, ns: namespaceOf(s, req)}
 	prompts := req.TokenPrompts
 	for i := range req.TextPrompts {
-		prompts = append(slices.Clip(prompts), promptIDs(req, a, i))
+		prompts = append(slices.Clip(prompts), teach.PromptIDs(req, a, i))
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -29,6 +29,7 @@ var allowed = map[string][]string{
 	// Pure: values in, values out.
 	"kvindex":         {},
 	"picker":          {"kvindex", "internal/timing"},
+	"picker/flow":     {},
 	"internal/timing": {},
 
 	// The log and what engines publish.
@@ -40,9 +41,10 @@ var allowed = map[string][]string{
 	"kvindex/listing":      {"kvindex"},
 
 	// The edges.
-	"extproc":        {"picker", "kvindex", "internal/openai", "internal/observability"},
-	"workers":        {"kvindex/...", "workers/engine", "internal/openai", "internal/observability", "internal/child"},
+	"extproc":        {"picker", "picker/flow", "kvindex", "internal/openai", "internal/observability"},
+	"workers":        {"kvindex/...", "workers/engine", "internal/openai", "internal/observability", "internal/child", "workers/teach"},
 	"workers/engine": {"internal/openai", "kvindex"},
+	"workers/teach":  {"internal/openai", "kvindex"}, // pure
 
 	// The simulated engine. Its core knows no socket.
 	"workers/engine/sim":       {"internal/timing"},
