@@ -79,7 +79,7 @@ func (s *sequence) identify(n, size int) {
 			parent = s.ids[i-1]
 		}
 		if s.named() {
-			s.ids = append(s.ids, s.name(i, size, parent))
+			s.ids = append(s.ids, s.name(i, parent))
 			continue
 		}
 		tokens := s.Prompt[min(i*size, len(s.Prompt)):min((i+1)*size, len(s.Prompt))]
@@ -92,9 +92,9 @@ func (s *sequence) identify(n, size int) {
 }
 
 // name is the identity of block i of a prompt without tokens: what it was given,
-// or one of its own where output begins.
-func (s *sequence) name(i, size int, parent BlockID) BlockID {
-	if i < s.prompt/size {
+// or one of its own where the names end.
+func (s *sequence) name(i int, parent BlockID) BlockID {
+	if i < len(s.Content) {
 		return s.Content[i]
 	}
 	return BlockID(mixString(mix(uint64(parent), uint64(i)), s.ID))

@@ -53,7 +53,8 @@ type Request struct {
 	// Prompt: prompts with equal names at their start share those blocks. Block
 	// hashes of a trace are such names; its tokens are not known. Names stand for
 	// everything before them, LoRA and salt included. Events of these sequences have
-	// no Tokens, and what they generate is shared with no other.
+	// no Tokens. Names beyond the prompt's are those of the blocks that what is
+	// generated fills; without them it is shared with no other.
 	Content      []BlockID
 	PromptTokens int
 	// MaxTokens is at least 1; MinTokens suppresses an early stop.
