@@ -276,8 +276,8 @@ func (f *benchFlags) report(file *benchfile.File, study *sim.Study) error {
 	return nil
 }
 
-// addRest adds the robustness axes at the moderate load, and how near the
-// simulator is to Dynamo's own replay.
+// addRest adds the robustness axes at the moderate load, larger fleets, learned
+// prefixes, and how near the simulator is to Dynamo's own replay.
 func (f *benchFlags) addRest(ctx context.Context, progress io.Writer, file *benchfile.File, study *sim.Study, plan sim.Plan) error {
 	for _, t := range plan.Traces {
 		list, err := plan.Robust(ctx, study, t)
@@ -302,6 +302,14 @@ func (f *benchFlags) addRest(ctx context.Context, progress io.Writer, file *benc
 		return err
 	}
 	sim.AddScales(file, scales)
+	prefixes, err := sim.ComparePrefixes(ctx, sim.DefaultTexts(), sim.PrefixSeeds)
+	if err != nil {
+		return err
+	}
+	sim.AddPrefixes(file, prefixes)
+	if err := prefixes.Print(progress); err != nil {
+		return err
+	}
 	checks, err := sim.CheckGolden(ctx, f.data)
 	if err != nil {
 		return err

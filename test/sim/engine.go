@@ -67,6 +67,8 @@ type engine struct {
 	changed bool
 	// held are the cached blocks with their parents, kept where records get lost.
 	held map[kvindex.BlockHash]kvindex.BlockHash
+	// school learns what texts become; nil where there are none.
+	school *school
 
 	busy    time.Duration // of the core, when last looked at
 	minutes []minute
@@ -128,9 +130,13 @@ func (e *engine) accept(c *call) error {
 
 // submit gives a request, or one leg of it, to the engine.
 func (e *engine) submit(c *call, r core.Request) error {
-	content := make([]core.BlockID, len(c.Blocks))
-	for i, b := range c.Blocks {
-		content[i] = core.BlockID(b)
+	answer := e.fleet.cfg.Trace.Entries[c.Index].Answer
+	content := make([]core.BlockID, 0, len(c.Blocks)+len(answer))
+	for _, b := range c.Blocks {
+		content = append(content, core.BlockID(b))
+	}
+	for _, b := range answer {
+		content = append(content, core.BlockID(b))
 	}
 	r.ID, r.Tag, r.Content, r.PromptTokens, r.IgnoreEOS = c.ID, c.Index, content, c.ISL, true
 	before := e.core.Stats().QueuedTokens
@@ -278,6 +284,7 @@ func (e *engine) first(c *call, t *core.Token, now time.Duration) {
 			c.cached = t.CachedTokens
 		}
 	}
+	e.teach(c, false)
 	e.fleet.tell(c, func(p policies.Policy) { p.First(&c.Request, e.index, e.fleet.now) })
 }
 
@@ -291,6 +298,7 @@ func (e *engine) finish(c *call, now time.Duration) {
 	})
 	e.changed = true
 	c.done = true
+	e.teach(c, true)
 	e.fleet.tell(c, func(p policies.Policy) { p.Done(&c.Request, e.index, e.fleet.now) })
 }
 

@@ -18,6 +18,9 @@ import (
 // Config is one simulation.
 type Config struct {
 	Trace Trace
+	// Texts are what the trace's requests and answers say; nil where only their
+	// blocks are known. Agents learn from them.
+	Texts []TextTurn
 	// Speed divides the times between arrivals; more than 0.
 	Speed float64
 	// Workers is the number of engines, each with Blocks blocks of KV cache.

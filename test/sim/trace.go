@@ -15,6 +15,9 @@ type Entry struct {
 	ISL, OSL int // tokens, at least 1
 	// Blocks are the hashes of the prompt's full blocks.
 	Blocks []kvindex.BlockHash
+	// Answer are those of the blocks after them that prompt and answer fill, where
+	// they are known; else nobody shares them.
+	Answer []kvindex.BlockHash
 }
 
 // Trace is a recorded workload.
@@ -59,7 +62,7 @@ func (t Trace) hitRate(blocks int) float64 {
 			n++
 		}
 		hits += n * t.BlockSize
-		for _, b := range slices.Backward(e.Blocks) { // the first block ends up most recent
+		for _, b := range slices.Backward(slices.Concat(e.Blocks, e.Answer)) { // the first block ends up most recent
 			if at := place[b]; at != nil {
 				recent.MoveToFront(at)
 				continue
