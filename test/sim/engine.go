@@ -69,6 +69,8 @@ type engine struct {
 	held map[kvindex.BlockHash]kvindex.BlockHash
 	// school learns what texts become; nil where there are none.
 	school *school
+	// model stands in for cache changes; nil where the engine publishes them.
+	model *kvindex.Approx
 
 	busy    time.Duration // of the core, when last looked at
 	minutes []minute
@@ -258,6 +260,7 @@ func (e *engine) token(t *core.Token, now time.Duration) {
 	if t.Index == 0 {
 		e.first(c, t, now)
 	}
+	e.modelGrow(c)
 	if t.Finish != core.Running {
 		e.finish(c, now)
 	}
@@ -284,6 +287,7 @@ func (e *engine) first(c *call, t *core.Token, now time.Duration) {
 			c.cached = t.CachedTokens
 		}
 	}
+	e.modelFirst(c)
 	e.teach(c, false)
 	e.fleet.tell(c, func(p policies.Policy) { p.First(&c.Request, e.index, e.fleet.now) })
 }
@@ -298,13 +302,14 @@ func (e *engine) finish(c *call, now time.Duration) {
 	})
 	e.changed = true
 	c.done = true
+	e.modelEnd(c)
 	e.teach(c, true)
 	e.fleet.tell(c, func(p policies.Policy) { p.Done(&c.Request, e.index, e.fleet.now) })
 }
 
 // publish writes cache changes to the log.
 func (e *engine) publish(events []core.Event) {
-	if e.fleet.cfg.NoEvents || len(events) == 0 {
+	if e.fleet.cfg.NoEvents || e.fleet.cfg.Modelled || len(events) == 0 {
 		return
 	}
 	records := make([]kvindex.Record, 0, len(events))
@@ -407,7 +412,7 @@ func (e *engine) hello() kvindex.Record {
 	return kvindex.Record{
 		Owner: e.owner, Epoch: e.epoch, Term: 1, Kind: kvindex.KindHello,
 		Hello: &kvindex.Hello{
-			Role: role, Address: address(e.owner), Ready: true, Model: model, Served: []string{model},
+			Role: role, Address: address(e.owner), Ready: true, Model: model, Served: []string{model}, NoEvents: e.fleet.cfg.Modelled,
 			BlockSize: uint32(e.fleet.cfg.Trace.BlockSize), KVBlocks: uint32(e.fleet.cfg.Blocks),
 			Deployment: e.fleet.cfg.timingOf(e.index).Name, LeaseMs: 1 << 31, // it says Bye when it goes
 		},

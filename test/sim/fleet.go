@@ -53,6 +53,9 @@ type Config struct {
 	ResyncAfter time.Duration
 	// NoEvents: workers publish no cache changes.
 	NoEvents bool
+	// Modelled: engines publish none, and their agents publish a model of their caches
+	// by what passes through.
+	Modelled bool
 	// Replicas is the number of routers that share the requests, in turn.
 	Replicas int
 	// BookingLag is the time until a router knows of another's bookings; below 0 it

@@ -55,8 +55,12 @@ func Axes(span time.Duration) []Axis {
 	}
 	add("1 % of event batches lost", 0, func(c *Config) { c.EventLoss = 0.01 })
 	add("no events", 0, func(c *Config) { c.NoEvents = true })
+	add("no events, caches modelled by the agents", 0, func(c *Config) { c.Modelled = true })
 	add("a worker lost for a third of the time", 0, func(c *Config) {
 		c.Changes = []Change{{At: span / 3, Worker: 0}, {At: 2 * span / 3, Worker: 0, Up: true}}
+	})
+	add("a worker joins after a third of the time", 0, func(c *Config) {
+		c.Changes = []Change{{At: 0, Worker: c.Workers - 1}, {At: span / 3, Worker: c.Workers - 1, Up: true}}
 	})
 	for _, misfit := range []float64{0.5, 2} {
 		add(fmt.Sprintf("timing believed x%g", misfit), 0, func(c *Config) { c.Policy = oursWith(misfit, nil) })
