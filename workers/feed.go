@@ -60,6 +60,7 @@ type feed struct {
 	epoch uint64
 	began time.Time // when the present life was first noticed
 	topic []byte    // of this connection
+	blind bool      // the last batch could not be read: nothing is held until one can
 	once  bool
 }
 
@@ -253,7 +254,7 @@ func (f *feed) message(ctx context.Context, m zmq4.Msg) {
 func (f *feed) live(ctx context.Context, b batch) {
 	switch f.seq.see(b) {
 	case verdictApply:
-		f.apply(ctx, b)
+		f.apply(ctx, b, true)
 	case verdictRepeat:
 		f.metrics.Batches.WithLabelValues("repeat").Inc()
 	case verdictLate:
@@ -263,7 +264,7 @@ func (f *feed) live(ctx context.Context, b batch) {
 	case verdictNewLife:
 		f.newLife(ctx, life{}, "sequence fell back")
 		if b.seq == 0 {
-			f.apply(ctx, b)
+			f.apply(ctx, b, true)
 			return
 		}
 		f.catchUp(ctx, &b, false)
@@ -294,10 +295,10 @@ func (f *feed) catchUp(ctx context.Context, live *batch, fresh bool) {
 	}
 	for _, b := range r.apply {
 		f.metrics.Batches.WithLabelValues("recovered").Inc()
-		f.apply(ctx, b)
+		f.apply(ctx, b, false)
 	}
 	if live != nil {
-		f.apply(ctx, *live)
+		f.apply(ctx, *live, true)
 	}
 }
 
@@ -312,10 +313,15 @@ func (f *feed) doubt(ctx context.Context, r recovery, live *batch) {
 	}
 	f.log.Warn("kv events lost: content cleared", "from", f.seq.next, "to", to)
 	f.metrics.Doubts.Inc()
+	f.giveUp(ctx)
+	f.seq.skipTo(to)
+}
+
+// giveUp clears all ranks.
+func (f *feed) giveUp(ctx context.Context) {
 	for rank := range f.ranks {
 		f.publisher.put(ctx, update{rank: rank, events: &events{lost: true}})
 	}
-	f.seq.skipTo(to)
 }
 
 // ask reads batches from the replay socket, from a number on. An error means
@@ -367,16 +373,54 @@ func (f *feed) newLife(ctx context.Context, l life, why string) {
 	clear(f.ranks)
 }
 
-// apply translates a batch and publishes what it says.
-func (f *feed) apply(ctx context.Context, b batch) {
-	f.seq.applied(b)
+// apply translates a batch and publishes what it says. A live one that cannot be
+// read is asked for again.
+func (f *feed) apply(ctx context.Context, b batch, live bool) {
 	decoded, err := enginewire.Decode(b.payload)
 	if err != nil {
 		f.metrics.Batches.WithLabelValues("bad").Inc()
+		if live && !f.blind {
+			b, decoded, err = f.again(ctx, b, err)
+		}
+	}
+	f.seq.applied(b)
+	if err != nil {
+		f.unreadable(ctx, b, err)
 		return
 	}
+	f.blind = false
 	f.metrics.Batches.WithLabelValues("applied").Inc()
 	f.translate(ctx, decoded, b.seq)
+}
+
+// again asks the replay socket for a batch that could not be read. It returns the
+// first error with the batch as it was if that does not help.
+func (f *feed) again(ctx context.Context, b batch, fault error) (batch, enginewire.Batch, error) {
+	f.metrics.Gaps.Inc()
+	answers, _ := f.ask(ctx, f.seq.askFrom()) // what is missing shows below
+	for _, a := range answers {
+		if a.seq != b.seq {
+			continue
+		}
+		if decoded, err := enginewire.Decode(a.payload); err == nil {
+			f.metrics.Batches.WithLabelValues("recovered").Inc()
+			return a, decoded, nil
+		}
+	}
+	return b, enginewire.Batch{}, fault
+}
+
+// unreadable gives up what was known: a batch that nobody can read may have taken
+// blocks away, as one that was lost. An engine of which nothing can be read has
+// nothing to give up from its second batch on.
+func (f *feed) unreadable(ctx context.Context, b batch, err error) {
+	if f.blind {
+		return
+	}
+	f.blind = true
+	f.log.Warn("kv events cannot be read: content cleared", "batch", b.seq, "err", err)
+	f.metrics.Doubts.Inc()
+	f.giveUp(ctx)
 }
 
 // translate hands the events of one batch to the publisher.

@@ -164,8 +164,8 @@ func (a *Agent) replayed(ctx context.Context, f *feed, t *truth, prefixes bool) 
 		}
 		t.source.Next = b.seq + 1
 		decoded, err := enginewire.Decode(b.payload)
-		if err != nil {
-			continue // the feed leaves it out too, and counts it
+		if err != nil { // whatever it took away, the feed has cleared all
+			return fmt.Errorf("batch %d of its ring of events: %w", i, err)
 		}
 		rank := f.rankOf(decoded)
 		c := contents[rank]
