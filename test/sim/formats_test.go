@@ -1,81 +1,103 @@
 package sim_test
 
 import (
+	"compress/gzip"
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
-	"time"
 
+	"github.com/cockroachdb/datadriven"
+
+	"github.com/kvlane/kvlane/kvindex"
 	"github.com/kvlane/kvlane/test/sim"
 )
 
+// TestFormats reads what stands in testdata/formats as a trace and prints it:
+// requests with their time, lengths and blocks, which are named in the order they
+// appear.
+//
+//	read limit=0
 func TestFormats(t *testing.T) {
-	for _, c := range []struct {
-		name, text string
-		size       int
-		at         time.Duration // of the last request
-		isl, osl   int
-		blocks     int
-		shares     bool // the last two requests share their first block
-	}{
-		{
-			"mooncake", `{"timestamp": 0, "input_length": 1030, "output_length": 5, "hash_ids": [1, 2, 3]}
-{"timestamp": 3000, "input_length": 1024, "output_length": 0, "hash_ids": [1, 4]}
-`, 512, 3 * time.Second, 1024, 1, 2, true,
-		},
-		{
-			"bailian", `{"chat_id": 1, "parent_chat_id": -1, "timestamp": 61.114, "input_length": 33, "output_length": 7, "type": "text", "turn": 1, "hash_ids": [1089, 1090, 6]}
-{"chat_id": 2, "parent_chat_id": 1, "timestamp": 61.5, "input_length": 48, "output_length": 9, "type": "text", "turn": 2, "hash_ids": [1089, 1090, 7]}
-`, 16, 61500 * time.Millisecond, 48, 9, 3, true,
-		},
-		{
-			"azure", `TIMESTAMP,ContextTokens,GeneratedTokens
-2023-11-16 18:15:46.6805900,374,44
-2023-11-16 18:15:50.9951690,1396,109
-`, 512, 4314579 * time.Microsecond, 1396, 109, 2, false,
-		},
-		{
-			"lengths only", `{"timestamp": 0, "input_length": 600, "output_length": 5}
-{"timestamp": 1, "input_length": 600, "output_length": 5}
-`, 512, time.Millisecond, 600, 5, 1, false,
-		},
+	datadriven.Walk(t, "testdata/formats", func(t *testing.T, path string) {
+		t.Helper()
+		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
+			t.Helper()
+			limit := 0
+			d.MaybeScanArgs(t, "limit", &limit)
+			trace, err := sim.ReadTrace("fixture", strings.NewReader(d.Input), limit)
+			if err != nil {
+				return err.Error() + "\n"
+			}
+			return describe(trace)
+		})
+	})
+}
+
+func describe(trace sim.Trace) string {
+	var b strings.Builder
+	names := map[kvindex.BlockHash]string{}
+	fmt.Fprintf(&b, "blocks of %d\n", trace.BlockSize)
+	for _, e := range trace.Entries {
+		blocks := make([]string, len(e.Blocks))
+		for i, h := range e.Blocks {
+			if names[h] == "" {
+				names[h] = fmt.Sprintf("b%d", len(names)+1)
+			}
+			blocks[i] = names[h]
+		}
+		fmt.Fprintf(&b, "%v: %d in, %d out, %s\n", e.At, e.ISL, e.OSL, strings.Join(blocks, " "))
+	}
+	return b.String()
+}
+
+// TestFormatSizes: what would take memory without end is refused.
+func TestFormatSizes(t *testing.T) {
+	for name, text := range map[string]string{
+		"no request": "", "a line of 2 MiB": `{"timestamp": 0, "x": "` + strings.Repeat("x", 2<<20) + `"}`,
 	} {
-		trace, err := sim.ReadTrace(c.name, strings.NewReader(c.text), 0)
-		if err != nil {
-			t.Errorf("%s: %v", c.name, err)
-			continue
-		}
-		first, last := trace.Entries[0], trace.Entries[1]
-		if trace.BlockSize != c.size || last.At != c.at || last.ISL != c.isl || last.OSL != c.osl || len(last.Blocks) != c.blocks {
-			t.Errorf("%s: blocks of %d, last request %+v", c.name, trace.BlockSize, last)
-		}
-		if shares := len(first.Blocks) > 0 && first.Blocks[0] == last.Blocks[0]; shares != c.shares {
-			t.Errorf("%s: the requests share their first block: %t", c.name, shares)
+		_, err := sim.ReadTrace(name, strings.NewReader(text), 0)
+		t.Logf("%s: %v", name, err)
+		if err == nil {
+			t.Errorf("%s is accepted", name)
 		}
 	}
 }
 
-func TestFormatErrors(t *testing.T) {
-	for name, text := range map[string]string{
-		"empty": "", "other": "a,b\n1,2\n", "huge": `{"timestamp": 0, "input_length": 1000000000000, "output_length": 5}`, "no time": `{"input_length": 5, "output_length": 5}`, "garbage": `{"timestamp": `,
-		"block size": `{"timestamp": 0, "input_length": 1000, "output_length": 5, "hash_ids": [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20]}`,
-		"back":       "{\"timestamp\": 5, \"input_length\": 5, \"output_length\": 5}\n{\"timestamp\": 1, \"input_length\": 5, \"output_length\": 5}",
-		"azure time": "TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,1,2\n",
-	} {
-		if _, err := sim.ReadTrace(name, strings.NewReader(text), 0); err == nil {
-			t.Errorf("%s is accepted", name)
-		}
+// TestFormatGzip: the trace of Dynamo's replay reads the same, packed or not.
+func TestFormatGzip(t *testing.T) {
+	packed := loadTrace(t, "synthetic", 100)
+	f, err := os.Open(filepath.Join("..", "data", "traces", "synthetic_trace.jsonl.gz"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	z, err := gzip.NewReader(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	plain, err := sim.ReadTrace("synthetic", z, 100)
+	if err != nil || !reflect.DeepEqual(packed, plain) {
+		t.Errorf("the unpacked trace differs (%v)", err)
 	}
 }
 
 func FuzzReadTrace(f *testing.F) {
 	f.Add([]byte(`{"timestamp": 0, "input_length": 1030, "output_length": 5, "hash_ids": [1, 2, 3]}`))
 	f.Add([]byte("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n"))
+	f.Add([]byte(`{"chat_id": 1, "parent_chat_id": -1, "timestamp": 61.114, "input_length": 33, "output_length": 7, "type": "text", "turn": 1, "hash_ids": [1089, 1090, 6]}`))
+	f.Add([]byte("TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-10 00:00:00.009930+00:00,2162,5\n0001-01-01 00:00:00,1,1\n"))
 	f.Fuzz(func(t *testing.T, text []byte) {
 		trace, err := sim.ReadTrace("fuzz", strings.NewReader(string(text)), 0)
 		if err != nil {
 			return
 		}
-		for _, e := range trace.Entries {
+		for i, e := range trace.Entries {
+			if i > 0 && e.At < trace.Entries[i-1].At || e.At < 0 {
+				t.Fatalf("entry %d at %v", i, e.At)
+			}
 			if e.ISL < 1 || e.OSL < 1 || len(e.Blocks) != e.ISL/trace.BlockSize {
 				t.Fatalf("entry %+v with blocks of %d", e, trace.BlockSize)
 			}

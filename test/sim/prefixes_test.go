@@ -78,4 +78,3 @@ func TestPrefixes(t *testing.T) {
 		t.Errorf("hit rate x%.4f of that with exact tokens", hit)
 	}
 }
-
