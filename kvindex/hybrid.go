@@ -13,11 +13,18 @@ import (
 // reaches and then, only for workers whose Hello says that there is more to it,
 // looks for the longest prefix within that. This is the rule of vLLM's
 // coordinator of hybrid caches.
+//
+// Under a memory budget the sets have a quarter of it. When half of that is in use, the
+// largest sets begin anew and keep what they had as old; when all is in use, what is
+// old for longest is forgotten. So of each large set the older part goes first,
+// whatever it is: which of its blocks queries need is not known.
 
 // groupIndex is what an index knows of workers with more than one group. Readers
 // load workers; only the index's writer changes anything.
 type groupIndex struct {
 	workers atomic.Pointer[map[WorkerID]*workerGroups]
+	limit   int // bytes of all sets, 0 for none
+	turns   uint64
 }
 
 // workerGroups is one such worker.
@@ -146,17 +153,51 @@ func (g *groupIndex) empty(o Owner) {
 // sets yields an owner's sets.
 func (g *groupIndex) sets(o Owner) func(yield func(*blockSet) bool) {
 	return func(yield func(*blockSet) bool) {
-		wg := g.find(o.Worker)
-		if wg == nil || wg.ranks.Load() == nil {
+		if wg := g.find(o.Worker); wg != nil {
+			for rank, tiers := range wg.all() {
+				if rank == o.Rank && !yield(&tiers[o.Tier]) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// all yields the sets of each of the worker's ranks and groups.
+func (wg *workerGroups) all() func(yield func(uint16, *[NumTiers]blockSet) bool) {
+	return func(yield func(uint16, *[NumTiers]blockSet) bool) {
+		ranks := wg.ranks.Load()
+		if ranks == nil {
 			return
 		}
-		rank := (*wg.ranks.Load())[o.Rank]
-		if rank == nil || rank.sets.Load() == nil {
+		for n, rank := range *ranks {
+			sets := rank.sets.Load()
+			if sets == nil {
+				continue
+			}
+			for _, tiers := range *sets {
+				if tiers != nil && !yield(n, tiers) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// everySet yields all sets.
+func (g *groupIndex) everySet() func(yield func(*blockSet) bool) {
+	return func(yield func(*blockSet) bool) {
+		workers := g.workers.Load()
+		if workers == nil {
 			return
 		}
-		for _, s := range *rank.sets.Load() {
-			if s != nil && !yield(&s[o.Tier]) {
-				return
+		for _, wg := range *workers {
+			for _, tiers := range wg.all() {
+				for t := range tiers {
+					if !yield(&tiers[t]) {
+						return
+					}
+				}
 			}
 		}
 	}
@@ -165,31 +206,79 @@ func (g *groupIndex) sets(o Owner) func(yield func(*blockSet) bool) {
 // bytes is what the sets take.
 func (g *groupIndex) bytes() int {
 	n := 0
-	all := g.workers.Load()
-	if all == nil {
-		return 0
-	}
-	for _, wg := range *all {
-		ranks := wg.ranks.Load()
-		if ranks == nil {
-			continue
-		}
-		for _, rank := range *ranks {
-			sets := rank.sets.Load()
-			if sets == nil {
-				continue
-			}
-			for _, tiers := range *sets {
-				for t := range NumTiers {
-					if tiers == nil || tiers[t].table.Load() == nil {
-						continue
-					}
-					n += 8*len(*tiers[t].table.Load()) + 32*len(tiers[t].more)
-				}
-			}
-		}
+	for s := range g.everySet() {
+		n += s.bytes()
 	}
 	return n
+}
+
+// oldest is the set whose old part is old for longest; nil if there are no old parts.
+func (g *groupIndex) oldest() (first *blockSet) {
+	for s := range g.everySet() {
+		if s.old.bytes() > 0 && (first == nil || s.turned < first.turned) {
+			first = s
+		}
+	}
+	return first
+}
+
+// largest is the set with the largest young part among those without an old one, or
+// among all; nil if there is none.
+func (g *groupIndex) largest(all bool) (most *blockSet) {
+	size := 0
+	for s := range g.everySet() {
+		if n := s.young.bytes(); n > size && (all || s.old.bytes() == 0) {
+			most, size = s, n
+		}
+	}
+	return most
+}
+
+// room forgets until the sets may take so many bytes more, and returns how many
+// blocks that cost.
+func (g *groupIndex) room(more, limit int) (forgotten uint64) {
+	used := g.bytes() + more
+	if s := g.largest(false); s != nil && used > limit/2 {
+		g.turns++
+		s.turned = g.turns
+		s.turn()
+	}
+	for used > limit {
+		s, young := g.oldest(), false
+		if s == nil {
+			s, young = g.largest(true), true
+		}
+		if s == nil {
+			break
+		}
+		part := &s.old
+		if young {
+			part = &s.young
+		}
+		before := s.bytes()
+		forgotten += uint64(s.forget(part))
+		used -= before - s.bytes()
+	}
+	return forgotten
+}
+
+// minGroupBytes is what groups may take in any case: those of a worker that comes
+// when all memory is in use.
+const minGroupBytes = 64 << 10
+
+// groupRoom sees that a set may take its next block within the budget.
+func (x *Index) groupRoom(s *blockSet) {
+	if x.limit == 0 {
+		return
+	}
+	if x.groups.limit == 0 { // the first one
+		x.groups.limit = x.limit / 4
+		x.arena.limit = x.limit - x.groups.limit
+	}
+	if size := s.grows(); size > 0 {
+		limit := max(minGroupBytes, min(x.groups.limit, x.limit-x.arena.reserved))
+		x.stats.Forgotten += x.groups.room(8*size-s.young.bytes(), limit)
+	}
 }
 
 // groupRecord takes a record about another group than 0.
@@ -198,6 +287,7 @@ func (x *Index) groupRecord(r *Record) bool {
 	case r.Kind == KindStored && r.Stored.Group > 0:
 		s := x.groups.set(r.Owner, r.Stored.Group, true)
 		for _, h := range r.Stored.Hashes {
+			x.groupRoom(s)
 			s.add(h)
 		}
 	case r.Kind == KindRemoved && r.Removed.Group > 0:

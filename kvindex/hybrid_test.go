@@ -260,8 +260,92 @@ func TestBlockSetRandom(t *testing.T) {
 			n++
 		}
 	}
-	if s.n != n {
-		t.Errorf("it counts %d, want %d", s.n, n)
+	if s.young.n != n {
+		t.Errorf("it counts %d, want %d", s.young.n, n)
+	}
+}
+
+// TestBlockSetTurns: what was there before a turn counts on, until it is forgotten.
+func TestBlockSetTurns(t *testing.T) {
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	r := rand.New(rand.NewPCG(seed, 2))
+	var s blockSet
+	want, old := map[BlockHash]int{}, map[BlockHash]bool{}
+	for range 200_000 {
+		h := BlockHash(2 + r.Uint64N(3000))
+		switch n := r.IntN(2000); {
+		case n == 0 && s.old.n == 0:
+			s.turn()
+			for h, copies := range want {
+				old[h] = copies > 0
+			}
+		case n == 1:
+			for h, was := range old {
+				if was {
+					delete(want, h)
+				}
+			}
+			clear(old)
+			s.forget(&s.old)
+		case n%2 == 0:
+			s.add(h)
+			want[h]++
+		default:
+			if got := s.remove(h); got != (want[h] > 0) {
+				t.Fatalf("remove %d: %v with %d copies", h, got, want[h])
+			}
+			if want[h] = max(0, want[h]-1); want[h] == 0 {
+				delete(old, h)
+			}
+		}
+		if s.has(h) != (want[h] > 0) {
+			t.Fatalf("%d: has %v with %d copies", h, s.has(h), want[h])
+		}
+	}
+}
+
+// TestGroupBudget: the sets of hybrid groups stay within their part of the budget,
+// whatever comes, and what is forgotten is the older half.
+func TestGroupBudget(t *testing.T) {
+	const (
+		limit   = 6 << 20
+		workers = 8
+		window  = 4 // blocks
+		blocks  = 64
+		prompts = 2000
+	)
+	x := NewIndexSized(limit)
+	apply := func(r Record) {
+		t.Helper()
+		if err := x.Apply(&r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	seqs, most := [workers]uint64{}, 0
+	var chain []BlockHash
+	for w := range workers {
+		apply(Record{Owner: Owner{Worker: WorkerID(fmt.Sprint(w))}, Epoch: 1, Term: 1, Kind: KindHello, Hello: &Hello{
+			BlockSize: 4, Groups: []GroupSpec{{Kind: GroupFull}, {Kind: GroupWindow, Window: 4 * window}},
+		}})
+	}
+	for p := range prompts {
+		w := p % workers
+		owner := Owner{Worker: WorkerID(fmt.Sprint(w))}
+		chain = AppendChain(chain[:0], BlockHash(p+1), make([]uint32, 4*blocks), 4)
+		for g := range uint16(2) {
+			seqs[w]++
+			apply(Record{Owner: owner, Epoch: 1, Term: 1, Seq: seqs[w], Kind: KindStored, Stored: &Stored{Group: g, Parent: BlockHash(p + 1), Hashes: slices.Clone(chain)}})
+		}
+		most = max(most, x.groups.bytes())
+		if got := x.Overlap(chain, nil); len(got) != 1 || got[0].Depth[Device] != blocks {
+			t.Fatalf("prompt %d: %+v right after it was stored", p, got)
+		}
+	}
+	s := x.Stats()
+	t.Logf("groups at most %d bytes, all %d of %d, %d forgotten", most, s.Bytes, limit, s.Forgotten)
+	if most > limit/4 || s.Bytes > limit+limit/16 || s.Forgotten == 0 {
+		t.Errorf("groups at most %d bytes, all %d of %d, %d forgotten", most, s.Bytes, limit, s.Forgotten)
 	}
 }
 

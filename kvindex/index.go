@@ -74,6 +74,7 @@ type Index struct {
 	awaited awaited
 	touched uint64
 	sweep   sweep
+	limit   int // bytes of everything, 0 for none
 	// idleFloor is idleFloor; tests have less.
 	idleFloor int
 	// blocks and idle are the sums of the runs' held and idle blocks, dead slots'
@@ -116,7 +117,8 @@ type OwnerState struct {
 func NewIndex() *Index { return NewIndexSized(0) }
 
 // NewIndexSized is an empty index that reserves about maxBytes at most, at least
-// 1 MiB; 0 is no limit. (Blocks that an owner holds in several copies can cost as
+// 1 MiB; 0 is no limit. A quarter of it is for the blocks of further KV-cache groups
+// once there are any, which are forgotten by their age. (Blocks that an owner holds in several copies can cost as
 // much again.) When seven eighths are in use it forgets runs of blocks
 // that no query has met for longest, together with what follows them in the run:
 // a query that meets a block has met all before it, so the ends of old
@@ -125,7 +127,8 @@ func NewIndex() *Index { return NewIndexSized(0) }
 func NewIndexSized(maxBytes int) *Index {
 	x := &Index{owners: map[Owner]*owner{}, idleFloor: idleFloor}
 	if maxBytes > 0 {
-		x.arena.limit = max(maxBytes, 1<<20)
+		x.limit = max(maxBytes, 1<<20)
+		x.arena.limit = x.limit
 	}
 	x.arena.owner = x
 	x.seats.byKey = map[seatKey]*seat{}
