@@ -45,7 +45,7 @@ Start with "kvlane up": a whole system on this machine, without a GPU.`,
 	root.CompletionOptions.HiddenDefaultCmd = true
 	root.AddCommand(
 		newUpCommand(), newEPPCommand(), newAgentCommand(), newEngineCommand(),
-		newReplayCommand(), newExplainCommand(), newIndexCommand(), newSimCommand(), newEnvoyConfigCommand(), newVersionCommand(),
+		newReplayCommand(), newExplainCommand(), newIndexCommand(), newSimCommand(), newEnvoyConfigCommand(), newProtocolCommand(), newVersionCommand(),
 	)
 	return root
 }

@@ -1,0 +1,99 @@
+package protocol
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+)
+
+// link carries Envoy's connections to the picker, so that the suite can make a
+// picker look dead that it did not start.
+type link struct {
+	target, address string
+
+	mu       sync.Mutex
+	listener net.Listener // nil while down
+	conns    map[net.Conn]struct{}
+	running  sync.WaitGroup
+}
+
+func newLink(ctx context.Context, target string) (*link, error) {
+	l := &link{target: target, address: "127.0.0.1:0", conns: make(map[net.Conn]struct{})}
+	return l, l.up(ctx)
+}
+
+// up takes connections, at the same address each time.
+func (l *link) up(ctx context.Context) error {
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", l.address)
+	if err != nil {
+		return fmt.Errorf("listen for Envoy: %w", err)
+	}
+	l.mu.Lock()
+	l.listener, l.address = listener, listener.Addr().String()
+	l.mu.Unlock()
+	l.running.Go(func() {
+		for {
+			c, err := listener.Accept()
+			if err != nil {
+				return // down
+			}
+			l.running.Go(func() { l.carry(c) })
+		}
+	})
+	return nil
+}
+
+func (l *link) carry(c net.Conn) {
+	defer func() { _ = c.Close() }()
+	if !l.hold(c) {
+		return
+	}
+	defer l.drop(c)
+	p, err := (&net.Dialer{}).DialContext(context.Background(), "tcp", l.target)
+	if err != nil {
+		return // the picker is down by itself
+	}
+	defer func() { _ = p.Close() }()
+	if !l.hold(p) {
+		return
+	}
+	defer l.drop(p)
+	l.running.Go(func() {
+		_, _ = io.Copy(p, c) // ends when either side does
+		_ = p.Close()
+	})
+	_, _ = io.Copy(c, p)
+}
+
+// hold notes a connection; false if the link is down.
+func (l *link) hold(c net.Conn) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.listener == nil {
+		return false
+	}
+	l.conns[c] = struct{}{}
+	return true
+}
+
+func (l *link) drop(c net.Conn) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.conns, c)
+}
+
+// down refuses new connections and breaks those there are.
+func (l *link) down() {
+	l.mu.Lock()
+	if l.listener != nil {
+		_ = l.listener.Close()
+		l.listener = nil
+	}
+	for c := range l.conns {
+		_ = c.Close()
+	}
+	l.mu.Unlock()
+	l.running.Wait()
+}

@@ -1,0 +1,251 @@
+package protocol
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+)
+
+// Target is the picker under test and what its operator declares of it.
+type Target struct {
+	// Name is what reports call it; free text, best with a version.
+	Name string
+	// Address is the host:port of its ext_proc service.
+	Address string
+	// TLS connects with TLS and takes any certificate: pickers often sign their own.
+	TLS bool
+	// Health is the host:port of its gRPC health service; empty if there is none.
+	Health string
+	// Log is the host:port of the log of a kvlane picker. With it the suite makes
+	// the endpoints known itself, and can take them away.
+	Log string
+	// Endpoints are the ip:port that the picker chooses from, all of them. With Log
+	// they may be empty: the suite takes its own.
+	Endpoints []string
+	// Model is the model's name that the endpoints serve, for a picker that reads
+	// bodies; empty for one that does not. With Log an empty one is [OwnModel].
+	Model string
+	// MaxBody is the largest request body that the picker reads, bytes; 0 if it has
+	// no limit or the operator does not say.
+	MaxBody int
+	// MaxRequests is how many requests the picker gives each endpoint before it
+	// sheds; 0 if it does not.
+	MaxRequests int
+	// BodyTimeout is how long the picker waits for the rest of a body; 0 if it does
+	// for ever.
+	BodyTimeout time.Duration
+	// DuplexOnly says that the picker works in FULL_DUPLEX_STREAMED mode only.
+	DuplexOnly bool
+	// Envoy is the path of an Envoy; empty leaves out the checks that need one. The
+	// suite then listens on the endpoints' addresses.
+	Envoy string
+}
+
+// OwnModel is served by the endpoints that the suite writes to a log.
+const OwnModel = "protocol-test"
+
+// Options are how a run goes.
+type Options struct {
+	// Only runs the checks whose id matches; nil runs all.
+	Only *regexp.Regexp
+	// Timeout bounds the wait for one answer. A healthy picker needs milliseconds.
+	Timeout time.Duration
+	// Progress is told each result as it comes; nil for nobody.
+	Progress func(Result)
+}
+
+// DefaultTimeout is long enough for a busy machine.
+const DefaultTimeout = 5 * time.Second
+
+// Source says whose rule a check enforces.
+type Source string
+
+// The sources.
+const (
+	// FromProtocol is the endpoint picker protocol (GIE proposal 004, v1.0.0 and later).
+	FromProtocol Source = "protocol"
+	// FromEnvoy is what Envoy's ext_proc API says and Envoy enforces.
+	FromEnvoy Source = "envoy"
+	// FromStandard is HTTP or the gRPC health protocol.
+	FromStandard Source = "standard"
+	// FromUs is this project's own rule, for safety or for the user's sake.
+	FromUs Source = "kvlane"
+)
+
+// Check is one rule and its test.
+type Check struct {
+	// ID is group/name.
+	ID string
+	// Rule is the rule in a sentence.
+	Rule string
+	// Source is whose rule it is.
+	Source Source
+
+	needs []need
+	run   func(ctx context.Context, l *lab) error
+}
+
+// Checks are all checks in the order in which they run.
+func Checks() []Check {
+	return slices.Concat(orderChecks(), bodyChecks(), byteChecks(), modeChecks(), destinationChecks(), subsetChecks(),
+		steeringChecks(), pathChecks(), responseChecks(), robustChecks(), streamChecks(), refusalChecks(), healthChecks(),
+		envoyChecks(), envoyModeChecks(), envoyFaultChecks())
+}
+
+// Validate lists every fault of the target's description.
+func (t Target) Validate() error {
+	var faults []error
+	if t.Address == "" {
+		faults = append(faults, errors.New("target: want host:port"))
+	}
+	if t.Log == "" && len(t.Endpoints) == 0 {
+		faults = append(faults, errors.New("endpoints: want the ip:port list that the picker chooses from (or a kvlane picker's log)"))
+	}
+	if t.MaxBody < 0 || t.MaxRequests < 0 || t.BodyTimeout < 0 {
+		faults = append(faults, errors.New("limits: want 0 or more"))
+	}
+	for _, e := range t.Endpoints {
+		if !isAddress(e) {
+			faults = append(faults, fmt.Errorf("endpoint %q: want ip:port, an IPv6 address in brackets", e))
+		}
+	}
+	return errors.Join(faults...)
+}
+
+// Run tests a target. An error says that the suite could not do its work; what the
+// target does wrong is in the report.
+func Run(ctx context.Context, t Target, o Options) (*Report, error) {
+	if err := t.Validate(); err != nil {
+		return nil, err
+	}
+	if o.Timeout <= 0 {
+		o.Timeout = DefaultTimeout
+	}
+	l, err := newLab(ctx, t, o.Timeout)
+	if err != nil {
+		return nil, err
+	}
+	defer l.close()
+	r := &Report{Target: l.target.Name, Address: t.Address, Date: time.Now().UTC().Truncate(time.Second)}
+	for _, c := range Checks() {
+		if o.Only != nil && !o.Only.MatchString(c.ID) {
+			continue
+		}
+		res := l.one(ctx, c)
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		r.Results = append(r.Results, res)
+		if o.Progress != nil {
+			o.Progress(res)
+		}
+	}
+	r.Envoy = l.envoyVersion
+	return r, nil
+}
+
+// lab is what checks work with.
+type lab struct {
+	target  Target
+	timeout time.Duration
+	conn    *grpc.ClientConn
+	fleet   *fleet // nil without a log
+	envoy   *rig   // nil until the first check that needs it
+	noEnvoy error  // why the rig did not come up
+
+	envoyVersion string
+}
+
+// notApplicable is a check's own finding that its rule could not be tried.
+type notApplicable string
+
+func (n notApplicable) Error() string { return string(n) }
+
+func newLab(ctx context.Context, t Target, timeout time.Duration) (*lab, error) {
+	if t.Name == "" {
+		t.Name = t.Address
+	}
+	l := &lab{target: t, timeout: timeout}
+	var err error
+	if l.conn, err = dial(t.Address, t.TLS); err != nil {
+		return nil, err
+	}
+	if t.Log == "" {
+		return l, nil
+	}
+	if l.target.Model == "" {
+		l.target.Model = OwnModel
+	}
+	if len(l.target.Endpoints) == 0 {
+		l.target.Endpoints = ownEndpoints()
+	}
+	if l.fleet, err = newFleet(l); err != nil {
+		l.close()
+		return nil, err
+	}
+	if err := l.fleet.set(ctx, l.target.Endpoints); err != nil {
+		l.close()
+		return nil, err
+	}
+	return l, nil
+}
+
+func dial(address string, withTLS bool) (*grpc.ClientConn, error) {
+	creds := insecure.NewCredentials()
+	if withTLS {
+		creds = credentials.NewTLS(&tls.Config{InsecureSkipVerify: true, MinVersion: tls.VersionTLS12}) //nolint:gosec // gateways do the same
+	}
+	conn, err := grpc.NewClient("passthrough:///"+address, grpc.WithTransportCredentials(creds),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(64<<20), grpc.MaxCallSendMsgSize(64<<20)))
+	if err != nil {
+		return nil, fmt.Errorf("dial %s: %w", address, err)
+	}
+	return conn, nil
+}
+
+func (l *lab) close() {
+	if l.envoy != nil {
+		l.envoy.close()
+	}
+	if l.fleet != nil {
+		l.fleet.close()
+	}
+	_ = l.conn.Close() // nothing is under way
+}
+
+// one runs a check, if the target has what it needs.
+func (l *lab) one(ctx context.Context, c Check) Result {
+	r := Result{ID: c.ID, Rule: c.Rule, Source: c.Source}
+	for _, n := range c.needs {
+		if why := l.lacks(ctx, n); why != "" {
+			r.Outcome, r.Reason = NotApplicable, why
+			return r
+		}
+	}
+	start := time.Now()
+	err := c.run(ctx, l)
+	r.Ms = float64(time.Since(start).Microseconds()) / 1000
+	if err == nil {
+		r.Outcome = Passed
+		return r
+	}
+	if why, ok := errors.AsType[notApplicable](err); ok {
+		r.Outcome, r.Reason = NotApplicable, string(why)
+		return r
+	}
+	r.Outcome = Failed
+	f, ok := errors.AsType[*Failure](err)
+	if !ok {
+		f = &Failure{Got: err.Error()}
+	}
+	r.Failure = f
+	return r
+}
