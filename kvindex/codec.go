@@ -45,7 +45,7 @@ func AppendRecord(dst []byte, r *Record) []byte {
 	case r.Kind == KindHello && r.Hello != nil:
 		e.hello(r.Hello, len(r.Rest) > 0)
 	case r.Kind == KindLoad && r.Load != nil:
-		e.load(r.Load)
+		e.load(r.Load, len(r.Rest) > 0)
 	case r.Kind == KindBooking && r.Booking != nil:
 		e.booking(r.Booking, len(r.Rest) > 0)
 	case r.Kind == KindBye && (r.Lapsed || len(r.Rest) > 0):
@@ -156,7 +156,7 @@ func (e *encoder) groups(list []GroupSpec) {
 	}
 }
 
-func (e *encoder) load(l *Load) {
+func (e *encoder) load(l *Load, all bool) {
 	e.uint(uint64(l.Running))
 	e.uint(uint64(l.Waiting))
 	e.uint(l.QueuedTokens)
@@ -166,6 +166,9 @@ func (e *encoder) load(l *Load) {
 	e.strings(l.Accepted)
 	e.samples(l.FirstToken)
 	e.samples(l.Done)
+	if all || len(l.Failed) > 0 {
+		e.strings(l.Failed)
+	}
 }
 
 func (e *encoder) samples(list []Sample) {
@@ -415,7 +418,7 @@ func (d *decoder) tiers() []TierSpec {
 }
 
 func (d *decoder) load() *Load {
-	return &Load{
+	l := &Load{
 		Running:       d.uint32(),
 		Waiting:       d.uint32(),
 		QueuedTokens:  d.uint(math.MaxUint64),
@@ -426,6 +429,10 @@ func (d *decoder) load() *Load {
 		FirstToken:    d.samples(),
 		Done:          d.samples(),
 	}
+	if d.more() {
+		l.Failed = d.strings()
+	}
+	return l
 }
 
 // minSample is the length of an encoded Sample with an empty id: 1 for the id,

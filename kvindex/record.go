@@ -287,6 +287,9 @@ type Load struct {
 	FirstToken []Sample
 	// Done are requests that ended since the last report.
 	Done []Sample
+	// Failed are the bookings of those among Done that the engine failed, with
+	// nothing for requests that came without a picker.
+	Failed []string
 }
 
 // Sample is one request as its agent saw it.

@@ -52,6 +52,7 @@ func (p *Pool) Apply(r *kvindex.Record, now time.Time) {
 	if r.Epoch > w.epoch {
 		p.liftFrom(w, now)
 		w.forget()
+		w.health.reborn(now)
 	}
 	w.epoch, w.term, w.heard = r.Epoch, r.Term, now
 	w.touch()
@@ -76,6 +77,7 @@ func (p *Pool) insert(o kvindex.Owner) *worker {
 
 func (p *Pool) remove(i int, now time.Time) {
 	p.liftFrom(p.workers[i], now)
+	p.workers[i].gone = true
 	p.workers = slices.Delete(p.workers, i, i+1)
 	p.moved = true
 }
@@ -133,6 +135,7 @@ func (p *Pool) deployment(name string) timing.Deployment {
 // include exactly the accepted ones.
 func (p *Pool) load(w *worker, l *kvindex.Load, now time.Time) {
 	since := w.queue.reported
+	p.judge(w, l, now)
 	for _, id := range l.Accepted {
 		if b, _ := p.accept(w, id, now); b == nil {
 			p.foretell(w, id, now)
@@ -164,6 +167,10 @@ func (p *Pool) accept(w *worker, id string, now time.Time) (*booking, *leg) {
 		if b.phase == foretold {
 			l.accepted = true
 			return b, l
+		}
+		if l == &b.decode {
+			p.passedOver(b, now)
+			p.sessions.note(b.session, w.id, w.rank, now)
 		}
 		l.move(w, b.isl, now)
 	}

@@ -14,6 +14,7 @@ type booking struct {
 	replica string
 	phase   phase
 	isl     int
+	session sessionKey
 	// decode is the leg that answers; prefill the leg on a prefill worker, if the
 	// plan has one.
 	decode, prefill leg

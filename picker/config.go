@@ -50,6 +50,35 @@ type Config struct {
 	// A replica that dies is forgotten so fast. At least 3s, as leases are looked at
 	// once a second.
 	ReplicaLease time.Duration `yaml:"replicaLease"`
+	// SessionMs is what a session's last worker is preferred by, ms of its deployment
+	// (TimeScale divides it too); 0 to 60,000, 0 for no sessions. The default is what
+	// prefilling some hundred tokens costs.
+	SessionMs float64 `yaml:"sessionMs"`
+	// SessionTTL is how long a session is remembered after its last request; at
+	// least 1ms.
+	SessionTTL time.Duration `yaml:"sessionTTL"`
+	// MaxSessions is how many sessions are remembered, some 150 bytes each; the
+	// least recently used go first. 1 to 16,777,216.
+	MaxSessions int `yaml:"maxSessions"`
+	// EjectAfter is the number of failures in a row that eject a worker; 0 for no
+	// ejection at all, at most 1,000.
+	EjectAfter int `yaml:"ejectAfter"`
+	// EjectRate is the share of failed requests that ejects a worker, looked at over
+	// the last 10 to 20 s and from 20 requests on; 0 to 1, 0 for none.
+	EjectRate float64 `yaml:"ejectRate"`
+	// EjectTime is how long the first ejection takes. Each one more takes twice as
+	// long, up to MaxEjectTime; one is forgotten after as long a time without. At
+	// least 1ms.
+	EjectTime    time.Duration `yaml:"ejectTime"`
+	MaxEjectTime time.Duration `yaml:"maxEjectTime"`
+	// EjectShare is how much of the ready workers of a role may be ejected at once;
+	// 0 to 1. The last one never is.
+	EjectShare float64 `yaml:"ejectShare"`
+	// ReturnMs is added to the price of a worker that comes back, ms of its
+	// deployment; it falls to 0 over ReturnTime, so that its empty queue does not draw
+	// everything at once. Both 0 or more, ReturnMs at most 60,000.
+	ReturnMs   float64       `yaml:"returnMs"`
+	ReturnTime time.Duration `yaml:"returnTime"`
 	// Replica names this picker among those that share a log: no two at a time have
 	// one name, and its next life has another. Empty: it is alone, and makes and
 	// heeds no announcements.
@@ -70,6 +99,16 @@ func DefaultConfig() Config {
 		LeaseGrace:        5 * time.Minute,
 		BookingLease:      10 * time.Minute,
 		ReplicaLease:      9 * time.Second,
+		SessionMs:         20,
+		SessionTTL:        10 * time.Minute,
+		MaxSessions:       65536,
+		EjectAfter:        5,
+		EjectRate:         0.5,
+		EjectTime:         10 * time.Second,
+		MaxEjectTime:      5 * time.Minute,
+		EjectShare:        0.5,
+		ReturnMs:          1000,
+		ReturnTime:        30 * time.Second,
 	}
 }
 
@@ -116,5 +155,7 @@ func (c Config) Validate() error {
 	if c.ReplicaLease < 3*time.Second {
 		fault("replicaLease: %v is less than 3s", c.ReplicaLease)
 	}
+	c.validateSessions(fault)
+	c.validateEjection(fault)
 	return errors.Join(faults...)
 }

@@ -29,6 +29,7 @@ func newCrowd(r *rand.Rand, table timing.Table) *crowd {
 	c.MaxRequests, c.MaxQueueMs, c.AdapterMs = oneOf(r, 0, 0, 0, 6), oneOf(r, 0, 0, 0, 400.0), oneOf(r, 0, 100.0)
 	c.Policy = oneOf(r, PolicyKV, PolicyKV, PolicyKV, PolicyKV, PolicyLeastRequests, PolicyRoundRobin, PolicyRandom)
 	c.LeaseGrace = time.Duration(r.IntN(3)) * time.Second
+	c.EjectAfter = 0 // see TestEjectionLeavesEnough
 	return &crowd{r: r, pool: NewPool(c, table), now: epochStart(), fleet: &Fleet{}}
 }
 

@@ -50,12 +50,23 @@ type Pool struct {
 	spare      *booking
 	pending    []announcement
 	seq        uint64 // of the last announcement
+
+	sessions sessions
+	rules    rules
+	shaky    []*worker // ejected or coming back
+	blamed   recent    // failures that were counted
+	// adjusted is the request as it was decided, if the pool added something to it;
+	// resorted says that only ejected workers were left.
+	adjusted Request
+	resorted bool
 }
 
 // counts only grow.
 type counts struct {
 	picked, refused, expired, unknownCloses, replaced, fenced uint64
 	announced, unsent, heard, late, clashes, overflow, lapsed uint64
+	ejections, kept, resorted                                 uint64
+	blamed                                                    [NumBlames]uint64
 }
 
 // sweepEvery is how often leases are looked at, endedGrace how long a booking
@@ -78,6 +89,14 @@ func NewPool(config Config, table timing.Table) *Pool {
 		},
 	}
 	p.picking.board = &p.board
+	p.sessions = newSessions(config.MaxSessions, config.SessionTTL)
+	if config.SessionMs == 0 {
+		p.sessions.max = 0
+	}
+	p.rules = rules{
+		after: config.EjectAfter, rate: config.EjectRate, first: config.EjectTime, most: config.MaxEjectTime,
+		ramp: config.ReturnTime, penaltyMs: config.ReturnMs / config.TimeScale,
+	}
 	return p
 }
 
@@ -90,7 +109,8 @@ const keptCosts = 16
 // when the request ends, however it ends ([Pool.Close]).
 //
 // The plan is that of the function [Pick] for [Pool.Fleet], but for the Costs that
-// it leaves out.
+// it leaves out, and for what the pool adjusts by itself: it prefers the worker of
+// the request's session, and avoids workers that fail.
 func (p *Pool) Pick(req *Request, now time.Time) Plan {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -102,6 +122,9 @@ func (p *Pool) Pick(req *Request, now time.Time) Plan {
 	}
 	p.turn++
 	p.counts.picked++
+	if p.resorted {
+		p.counts.resorted++
+	}
 	p.book(req, &plan, now)
 	return plan
 }
@@ -118,6 +141,38 @@ func (p *Pool) Explain(req *Request, now time.Time) Plan {
 func (p *Pool) decide(req *Request, now time.Time) {
 	p.sweep(now)
 	p.refresh(now)
+	p.resorted = false
+	if req.Session == "" && len(p.shaky) == 0 {
+		p.decideFor(req)
+		return
+	}
+	p.decideFor(p.adjust(req, false, now))
+	if p.picking.choice.target >= 0 || len(p.shaky) == 0 {
+		return
+	}
+	switch p.picking.choice.reason {
+	case ReasonNoEndpoint, ReasonSubset:
+		p.decideFor(p.adjust(req, true, now)) // rather one that fails than none
+		p.resorted = p.picking.choice.target >= 0
+	default: // nothing that an ejection has to do with
+	}
+}
+
+// adjust is the request with what the pool adds to the prices: its session, the
+// workers that failed. The caller's request stays as it is.
+func (p *Pool) adjust(req *Request, lastResort bool, now time.Time) *Request {
+	list := append(p.adjusted.Adjust[:0], req.Adjust...)
+	if req.Session != "" {
+		if w, rank, ok := p.sessions.find(keyOf(req), now); ok {
+			list = append(list, Adjust{Worker: w, Rank: rank, Ms: -p.config.SessionMs / p.config.TimeScale})
+		}
+	}
+	p.adjusted = *req
+	p.adjusted.Adjust = p.judged(list, lastResort, now)
+	return &p.adjusted
+}
+
+func (p *Pool) decideFor(req *Request) {
 	k := &p.picking
 	k.begin(req, &p.fleet, p.turn)
 	if req.HasSubset {
@@ -141,6 +196,10 @@ func (p *Pool) book(req *Request, plan *Plan, now time.Time) {
 	}
 	b := p.enter(plan.Request)
 	b.isl, b.until = plan.ISL, now.Add(p.config.BookingLease)
+	if req.Session != "" {
+		b.session = keyOf(req)
+		p.sessions.note(b.session, plan.Decode.Worker, plan.Decode.Rank, now)
+	}
 	prefill := &b.decode
 	if plan.Prefill != nil {
 		prefill = &b.prefill
@@ -167,13 +226,16 @@ func (p *Pool) Served(id, address string, now time.Time) {
 		return
 	}
 	p.refresh(now)
+	p.passedOver(b, now)
 	places := p.at(address)
 	if len(places) == 0 {
 		b.decode.lift(now)
 		p.announceEnd(b)
 		return
 	}
-	b.decode.move(p.workers[places[0]], b.isl, now)
+	w := p.workers[places[0]]
+	p.sessions.note(b.session, w.id, w.rank, now)
+	b.decode.move(w, b.isl, now)
 	p.announce(b, kvindex.BookingAgain)
 	p.schedule(b, now)
 }

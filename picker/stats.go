@@ -31,6 +31,15 @@ type PoolStats struct {
 	// not counted until a worker reports them. Lapsed are bookings that nobody closed
 	// or announced again.
 	Heard, Late, Clashes, Overflow, Lapsed uint64
+
+	// Sessions are those remembered.
+	Sessions int
+	// Ejected are the workers that are out for their failures.
+	Ejected int
+	// Totals: ejections, failures that would have ejected one more than the share, picks
+	// that only ejected workers were left for, failures by their blame.
+	Ejections, Kept, Resorted uint64
+	Failures                  [NumBlames]uint64
 }
 
 // WorkerStats are the gauges of one worker's rank.
@@ -47,6 +56,10 @@ type WorkerStats struct {
 	Requests, Bookings, Shared int
 	QueueMs                    float64 // predicted
 	QueuedTokens               int     // uncached tokens of bookings without a first token
+	// EjectedMs is how long it is still out for its failures, ReturnMs what its price
+	// has more since, ms; 0 for none. Failures are all that it was blamed for.
+	EjectedMs, ReturnMs float64
+	Failures            uint64
 }
 
 // Stats are the figures at one moment.
@@ -60,6 +73,7 @@ func (p *Pool) Stats(now time.Time) PoolStats {
 		Picked: p.counts.picked, Refused: p.counts.refused, Expired: p.counts.expired,
 		UnknownCloses: p.counts.unknownCloses, Replaced: p.counts.replaced, Fenced: p.counts.fenced,
 		Announced: p.counts.announced, Unsent: p.counts.unsent,
+		Sessions: p.sessions.live(now), Ejections: p.counts.ejections, Kept: p.counts.kept, Resorted: p.counts.resorted, Failures: p.counts.blamed,
 		Heard: p.counts.heard, Late: p.counts.late, Clashes: p.counts.clashes, Overflow: p.counts.overflow, Lapsed: p.counts.lapsed,
 	}
 	for _, b := range p.bookings {
@@ -75,9 +89,13 @@ func (p *Pool) Stats(now time.Time) PoolStats {
 		if e.Ready {
 			s.Ready++
 		}
+		if e.EjectedMs > 0 {
+			s.Ejected++
+		}
 		s.PerWorker = append(s.PerWorker, WorkerStats{
 			Worker: w.id, Rank: w.rank, Address: e.Address, Role: e.Role, Ready: e.Ready, Deployment: w.deployed,
 			Requests: e.Requests, Bookings: w.open - w.shared, Shared: w.shared, QueueMs: e.QueueMs, QueuedTokens: w.queue.tokens,
+			EjectedMs: e.EjectedMs, ReturnMs: e.ReturnMs, Failures: w.failures,
 		})
 	}
 	return s

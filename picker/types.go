@@ -55,6 +55,10 @@ type Request struct {
 	Adjust []Adjust
 	// SLO are the request's targets; those that it does not have are the fleet's.
 	SLO SLO
+	// Session names the conversation or agent run that the request belongs to; empty
+	// for none. A [Pool] prefers the worker of the session's last request; the function
+	// Pick does not look at it.
+	Session string
 }
 
 // Adjust changes what one candidate costs. Several for one candidate add up; those
@@ -106,6 +110,10 @@ type Endpoint struct {
 	Decoding      int
 	// KVFree is the room for new blocks in tokens, evictable ones included; -1 unknown.
 	KVFree int
+	// EjectedMs is how long the pool keeps it out for its failures, and ReturnMs what
+	// it adds to its price after that, ms; 0 for none. The function Pick looks at
+	// neither: a pool's plans have them as adjustments.
+	EjectedMs, ReturnMs float64
 }
 
 // Fleet is one immutable snapshot of the pool.

@@ -49,6 +49,11 @@ type worker struct {
 	// shared and sharedAccepted are those of other replicas among them.
 	shared, sharedAccepted int
 	queue                  queue
+
+	health   health
+	failures uint64 // ever
+	tells    bool   // its agent reports how requests end
+	gone     bool   // not in the pool any more
 }
 
 func (w *worker) compare(id kvindex.WorkerID, rank uint16) int {
@@ -119,6 +124,7 @@ func (w *worker) endpoint(now time.Time) Endpoint {
 	if w.slot < len(w.pool.board.candidates) {
 		e.QueueMs = w.pool.board.candidates[w.slot].queue
 	}
+	e.EjectedMs, e.ReturnMs = msBetween(now, w.health.back), w.health.penaltyMs(&w.pool.rules, now)
 	if w.load.KVTotal > 0 {
 		e.KVFree = (int(w.load.KVTotal) - int(w.load.KVUsed)) * e.BlockSize
 	}

@@ -38,7 +38,8 @@ type exchange struct {
 	code   int // of the answer, 0 before it began
 	answer *openai.Answer
 	model  *modelled // in the model of the engine's cache, if there is one
-	failed bool      // the engine did
+	failed bool      // this engine did, or the one of the prefill leg
+	fault  bool      // this engine did, in a way that says something of it
 	gone   bool      // the client is, as a write showed
 }
 
@@ -118,7 +119,7 @@ func (x *exchange) run(ctx context.Context) {
 
 // fail answers for the engine, before the answer has begun.
 func (x *exchange) fail(err error) {
-	x.failed = true
+	x.failed, x.fault = true, true
 	if x.r.Context().Err() != nil {
 		return
 	}
@@ -129,7 +130,7 @@ func (x *exchange) fail(err error) {
 
 // relay passes the engine's answer on in the way that it can be read.
 func (x *exchange) relay(ctx context.Context, resp *http.Response) {
-	x.failed = resp.StatusCode >= http.StatusInternalServerError
+	x.failed, x.fault = resp.StatusCode >= http.StatusInternalServerError, engineFault(resp.StatusCode)
 	header := endToEnd(resp.Header)
 	kind, _, err := mime.ParseMediaType(resp.Header.Get("Content-Type"))
 	readable := x.req != nil && resp.StatusCode == http.StatusOK && !compressed(resp.Header)
@@ -181,7 +182,7 @@ func (x *exchange) raw(resp *http.Response, header http.Header, head []byte) {
 
 // cut counts an answer that the engine broke off.
 func (x *exchange) cut() {
-	x.failed = true
+	x.failed, x.fault = true, true
 	x.proxy.metrics.Errors.WithLabelValues("engine_cut").Inc()
 	x.proxy.suspect()
 }
@@ -285,6 +286,17 @@ func (x *exchange) broken() {
 	_, _ = x.w.Write(b.Bytes()) // the client may be gone
 }
 
+// engineFault reports whether a status says that the engine failed: others from
+// 500 on say what it cannot do.
+func engineFault(code int) bool {
+	switch code {
+	case http.StatusInternalServerError, http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
+		return true
+	default:
+		return false
+	}
+}
+
 // sample is what the engine said of the request, in its own counts.
 func (x *exchange) sample() kvindex.Sample {
 	s := kvindex.Sample{CachedTokens: -1}
@@ -315,7 +327,11 @@ func (x *exchange) sample() kvindex.Sample {
 // end takes the request out of the load, whatever became of it.
 func (x *exchange) end(ctx context.Context) {
 	s := x.sample()
-	s.Aborted = x.failed || x.gone || x.r.Context().Err() != nil
+	gone := x.gone || x.r.Context().Err() != nil
+	s.Aborted = x.failed || gone
+	if x.fault && !gone {
+		x.in.blame()
+	}
 	x.in.end(time.Now(), s)
 	x.model.end(ctx, x.answer, int(s.CachedTokens))
 	x.proxy.count(x.api.String(), x.code, x.r)

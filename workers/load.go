@@ -41,6 +41,7 @@ type request struct {
 	started   bool
 	firstMs   float64
 	announced bool // its first token was reported
+	failed    bool // the engine's fault
 	over      bool
 }
 
@@ -144,6 +145,9 @@ func (r *request) end(now time.Time, sample kvindex.Sample) {
 	sample.Booking, sample.FirstTokenMs = r.booking, r.firstMs
 	sample.TotalMs = milliseconds(now.Sub(r.arrived))
 	l.report.Done = appendBounded(l.report.Done, sample, &l.dropped)
+	if r.failed {
+		l.report.Failed = appendBounded(l.report.Failed, r.booking, &l.dropped)
+	}
 	l.signal()
 }
 
@@ -174,7 +178,7 @@ func (l *load) take() kvindex.Load {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	out := l.snapshot()
-	l.report.Accepted, l.report.FirstToken, l.report.Done = nil, nil, nil
+	l.report.Accepted, l.report.FirstToken, l.report.Done, l.report.Failed = nil, nil, nil, nil
 	return out
 }
 
@@ -201,6 +205,7 @@ func (l *load) putBack(r *kvindex.Load) {
 	l.report.Accepted = joinBounded(r.Accepted, l.report.Accepted, &l.dropped)
 	l.report.FirstToken = joinBounded(r.FirstToken, l.report.FirstToken, &l.dropped)
 	l.report.Done = joinBounded(r.Done, l.report.Done, &l.dropped)
+	l.report.Failed = joinBounded(r.Failed, l.report.Failed, &l.dropped)
 }
 
 // lost is how many entries were dropped because the log was away for long.
@@ -236,6 +241,13 @@ func (r *request) startedOnce() bool {
 	r.load.mu.Lock()
 	defer r.load.mu.Unlock()
 	return r.announced
+}
+
+// blame notes that the engine failed the request, for its end.
+func (r *request) blame() {
+	r.load.mu.Lock()
+	defer r.load.mu.Unlock()
+	r.failed = true
 }
 
 // requeue changes the predicted work of a request that has not started.

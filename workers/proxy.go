@@ -116,7 +116,11 @@ func (p *proxy) pass(w http.ResponseWriter, r *http.Request, rt routing) {
 	if rt.booking != "" {
 		in = p.load.begin(time.Now(), rt.booking, uncached(rt, textBytes(r)), true)
 		defer func() {
-			in.end(time.Now(), kvindex.Sample{CachedTokens: -1, Aborted: rec.code >= 500 || r.Context().Err() != nil})
+			gone := r.Context().Err() != nil
+			if engineFault(rec.code) && !gone {
+				in.blame()
+			}
+			in.end(time.Now(), kvindex.Sample{CachedTokens: -1, Aborted: rec.code >= 500 || gone})
 		}()
 	}
 	defer func() {

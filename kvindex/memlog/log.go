@@ -224,7 +224,7 @@ func (l *Log) store(o *owner, step kvindex.Step, r *kvindex.Record) {
 // says which bookings the figures include.
 func gauges(r kvindex.Record) *kvindex.Record {
 	load := *r.Load
-	load.FirstToken, load.Done = nil, nil
+	load.FirstToken, load.Done, load.Failed = nil, nil, nil
 	r.Load = &load
 	return &r
 }

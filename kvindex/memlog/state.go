@@ -199,7 +199,7 @@ func recordBytes(r *kvindex.Record) int {
 		n += 64 + len(r.Hello.Address) + len(r.Hello.Admin) + len(r.Hello.Model) + len(r.Hello.Deployment) +
 			stringBytes(r.Hello.Served) + stringBytes(r.Hello.Adapters)
 	case r.Load != nil:
-		n += 64 + stringBytes(r.Load.Accepted) + sampleBytes(r.Load.FirstToken) + sampleBytes(r.Load.Done)
+		n += 64 + stringBytes(r.Load.Accepted) + sampleBytes(r.Load.FirstToken) + sampleBytes(r.Load.Done) + stringBytes(r.Load.Failed)
 	case r.Booking != nil:
 		n += 32 + len(r.Booking.ID) + len(r.Booking.Replica)
 	}

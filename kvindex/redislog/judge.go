@@ -117,7 +117,7 @@ func nameless(r *kvindex.Record) error {
 // Accepted says which bookings the figures include.
 func gauges(r *kvindex.Record) *kvindex.Record {
 	load := *r.Load
-	load.FirstToken, load.Done = nil, nil
+	load.FirstToken, load.Done, load.Failed = nil, nil, nil
 	short := *r
 	short.Load = &load
 	return &short
@@ -137,7 +137,7 @@ func recordBytes(r *kvindex.Record) int {
 		n += 64 + len(r.Hello.Address) + len(r.Hello.Model) + len(r.Hello.Deployment) +
 			stringBytes(r.Hello.Served) + stringBytes(r.Hello.Adapters)
 	case r.Load != nil:
-		n += 64 + stringBytes(r.Load.Accepted) + sampleBytes(r.Load.FirstToken) + sampleBytes(r.Load.Done)
+		n += 64 + stringBytes(r.Load.Accepted) + sampleBytes(r.Load.FirstToken) + sampleBytes(r.Load.Done) + stringBytes(r.Load.Failed)
 	}
 	return n
 }
