@@ -107,7 +107,8 @@ func (p *Pool) hello(w *worker, h *kvindex.Hello) {
 	w.deployed, w.kvBytes = d.Name, d.KVBytesPerToken
 	w.timing = d.Timing().Scaled(1 / p.config.TimeScale)
 	w.hello = *h
-	w.hello.Served, w.hello.Adapters = slices.Clone(h.Served), slices.Clone(h.Adapters)
+	w.hello.Served, w.hello.Adapters, w.hello.Loading = slices.Clone(h.Served), slices.Clone(h.Adapters), slices.Clone(h.Loading)
+	w.hello.Tiers = slices.Clone(h.Tiers)
 	p.moved = true
 }
 
@@ -115,7 +116,9 @@ func (p *Pool) hello(w *worker, h *kvindex.Hello) {
 // but for Ready.
 func same(a, b *kvindex.Hello) bool {
 	return a.Address == b.Address && a.Role == b.Role && a.Model == b.Model && a.BlockSize == b.BlockSize &&
-		a.Deployment == b.Deployment && slices.Equal(a.Served, b.Served) && slices.Equal(a.Adapters, b.Adapters)
+		a.Deployment == b.Deployment && slices.Equal(a.Served, b.Served) && slices.Equal(a.Adapters, b.Adapters) &&
+		slices.Equal(a.Loading, b.Loading) && slices.Equal(a.Tiers, b.Tiers) &&
+		a.Zone == b.Zone && a.Rack == b.Rack && a.Domain == b.Domain && a.Lockstep == b.Lockstep
 }
 
 // deployment is the one of that name, else the default one, else the first.

@@ -20,6 +20,11 @@ type board struct {
 	places     []place     // of the same candidates
 	classes    []class
 	menus      []menu
+	spots      []spot
+	names      names
+	// lockstep are the candidates that share a queue, from the first to before the
+	// second.
+	lockstep [][2]int
 	// hosts: there is more than one.
 	hosts bool
 	// seats are places by the seat of a match, as far as met; nil where they are not
@@ -37,19 +42,26 @@ type candidate struct {
 	// weight is what a prefill's time counts for: its own, and the delay to the
 	// requests that are there.
 	weight float64
-	// decode is the decode step with one sequence more that has no tokens, ms.
-	decode float64
-	key    uint64 // of ties
-	class  uint32
-	menu   uint32
-	out    exclusion // what rules it out for any request
+	// decode is the decode step with one sequence more that has no tokens, step the
+	// one that runs now, ms.
+	decode, step float64
+	key          uint64 // of ties
+	class        uint32
+	menu         uint32
+	spot         uint32
+	out          exclusion // what rules it out for any request
+	prefills     bool      // for others only
 }
 
 // figures sets what the load decides.
-func (c *candidate) figures(requests, decoding, context int, alpha float64, m *timing.Model) {
+func (c *candidate) figures(requests, decoding, context int, f *Fleet, m *timing.Model) {
 	c.requests = float64(requests)
-	c.weight = 1 + alpha*c.requests
-	c.decode = m.DecodeMs(decoding+1, context)
+	delay := f.Alpha * c.requests
+	if f.MaxDelay > 0 {
+		delay = min(delay, f.MaxDelay)
+	}
+	c.weight = 1 + delay
+	c.decode, c.step = m.DecodeMs(decoding+1, context), m.DecodeMs(decoding, context)
 }
 
 // place is where a candidate is.
@@ -64,10 +76,33 @@ type class struct {
 	kvBytes int // per token
 	// blockSize is in tokens.
 	blockSize int
+	// loads are the ms to bring a token back from each tier; 0: it does not. slow: it
+	// does from some.
+	loads [kvindex.NumTiers]float64
+	slow  bool
 }
 
 // menu is what equal workers offer.
-type menu struct{ served, adapters []string }
+type menu struct{ served, adapters, loading []string }
+
+// spot is where equal workers are, by the numbers of the names; 0 is unknown.
+type spot struct{ zone, rack, domain int }
+
+// names numbers the zones, racks and domains in the order in which they are met.
+type names struct{ zones, racks, domains []string }
+
+// number is the place of a name in the list, which gets it if it is new.
+func number(list *[]string, name string) int {
+	if len(*list) == 0 {
+		*list = append(*list, "")
+	}
+	i := slices.Index(*list, name)
+	if i < 0 {
+		i = len(*list)
+		*list = append(*list, name)
+	}
+	return i
+}
 
 // exclusion is why a candidate is out; of several reasons the greatest is named.
 // The prefill-only workers that nothing else rules out are the candidates for
@@ -110,31 +145,74 @@ const maxShare = 16
 
 func (b *board) clear() {
 	b.candidates, b.places = b.candidates[:0], b.places[:0]
-	b.classes, b.menus, b.hosts = b.classes[:0], b.menus[:0], false
+	b.classes, b.menus, b.spots, b.hosts = b.classes[:0], b.menus[:0], b.spots[:0], false
+	b.names.zones, b.names.racks, b.names.domains = b.names.zones[:0], b.names.racks[:0], b.names.domains[:0]
+	b.lockstep = b.lockstep[:0]
 }
 
 // add appends an endpoint.
-func (b *board) add(e *Endpoint, alpha float64) {
+func (b *board) add(e *Endpoint, f *Fleet) {
 	c := class{timing: e.Timing, kvBytes: e.KVBytesPerToken, blockSize: e.BlockSize}
+	for t, speed := range e.LoadBytesPerSecond {
+		if speed > 0 && t > int(kvindex.Device) {
+			c.loads[t], c.slow = 1000*float64(c.kvBytes)/speed, true
+		}
+	}
 	at := slices.Index(b.classes[:min(len(b.classes), maxShare)], c)
 	if at < 0 {
 		at = len(b.classes)
 		b.classes = append(b.classes, c)
 	}
 	offered := slices.IndexFunc(b.menus[:min(len(b.menus), maxShare)], func(m menu) bool {
-		return slices.Equal(m.served, e.Served) && slices.Equal(m.adapters, e.Adapters)
+		return slices.Equal(m.served, e.Served) && slices.Equal(m.adapters, e.Adapters) && slices.Equal(m.loading, e.Loading)
 	})
 	if offered < 0 {
 		offered = len(b.menus)
-		b.menus = append(b.menus, menu{e.Served, e.Adapters})
+		b.menus = append(b.menus, menu{e.Served, e.Adapters, e.Loading})
+	}
+	where := spot{number(&b.names.zones, e.Zone), number(&b.names.racks, e.Rack), number(&b.names.domains, e.Domain)}
+	stands := slices.Index(b.spots, where)
+	if stands < 0 {
+		stands = len(b.spots)
+		b.spots = append(b.spots, where)
 	}
 	target := Target{Worker: e.Worker, Rank: e.Rank, Address: e.Address}
 	n := candidate{
-		queue: e.QueueMs, key: tieKey(&target), class: uint32(at), menu: uint32(offered), out: standing(e.Role, e.Ready),
+		queue: e.QueueMs, key: tieKey(&target), class: uint32(at), menu: uint32(offered), spot: uint32(stands),
+		out: standing(e.Role, e.Ready), prefills: e.Role == kvindex.RolePrefill,
 	}
-	n.figures(e.Requests, e.Decoding, e.ContextTokens, alpha, &e.Timing)
+	n.figures(e.Requests, e.Decoding, e.ContextTokens, f, &e.Timing)
+	b.join(e)
 	b.candidates, b.places = append(b.candidates, n), append(b.places, placeOf(target))
 	b.hosts = b.hosts || b.places[len(b.places)-1].host != b.places[0].host
+}
+
+// join notes an endpoint, the next one, whose queue is that of its group.
+func (b *board) join(e *Endpoint) {
+	if !e.Lockstep {
+		return
+	}
+	at := len(b.places)
+	if n := len(b.lockstep); n > 0 && b.lockstep[n-1][1] == at && b.places[at-1].Worker == e.Worker {
+		b.lockstep[n-1][1]++
+		return
+	}
+	b.lockstep = append(b.lockstep, [2]int{at, at + 1})
+}
+
+// level gives ranks that step together the longest queue of those that are there.
+func (b *board) level() {
+	for _, group := range b.lockstep {
+		ranks, longest := b.candidates[group[0]:group[1]], 0.0
+		for i := range ranks {
+			if ranks[i].out < outNotReady {
+				longest = max(longest, ranks[i].queue)
+			}
+		}
+		for i := range ranks {
+			ranks[i].queue = max(ranks[i].queue, longest)
+		}
+	}
 }
 
 // site is what a plan names once if it can: the candidate's host, or where all

@@ -33,14 +33,16 @@ func (k *picking) choose() {
 	switch {
 	case c.prefill < 0:
 	case k.policy != PolicyKV:
-		c.paired, c.remote = c.local, true
+		c.paired, c.from, c.remote = c.local, c.prefill, true
 	default:
-		leg := k.leg(c.prefill)
-		c.paired = k.bestPair(leg)
-		if k.pair(leg, c.paired)+k.fleet.Transfer.SetupMs < k.totals[c.local] {
+		total := 0.0
+		c.paired, total = k.bestPair()
+		c.from, _, _ = k.partner(c.paired)
+		if total+k.fleet.Transfer.SetupMs < k.totals[c.local] {
 			c.target, c.remote = c.paired, true
 		}
 	}
+	c.handOff = k.handOff()
 	c.reason = k.reason()
 	k.backUp()
 }
@@ -80,24 +82,6 @@ func (k *picking) leastRequests(out exclusion) int {
 	return b.at
 }
 
-// bestPair is the best target after the prefill leg. Most need not be priced: a
-// pair costs at least its leg, or the target's queue, and what comes after either.
-func (k *picking) bestPair(leg float64) int {
-	b := noBest()
-	candidates, outs := k.board.candidates, k.out[:len(k.board.candidates)]
-	for i := range candidates {
-		if outs[i] != notOut {
-			continue
-		}
-		c := &candidates[i]
-		after := k.offers[c.menu].adapter + (c.decode + k.rates[c.class].decode) + k.extra[i]
-		if leg+after <= b.value && c.queue+after <= b.value {
-			b.offer(k.pair(leg, i), i, c.key, k.seed)
-		}
-	}
-	return b.at
-}
-
 func (k *picking) reason() Reason {
 	c := &k.choice
 	switch {
@@ -105,6 +89,8 @@ func (k *picking) reason() Reason {
 		return ReasonPolicy
 	case c.remote:
 		return ReasonRemote
+	case k.missing < k.totals[c.target] && k.totals[c.target] < missMs/2: // which keeps the targets
+		return ReasonSLO
 	case c.most >= 0 && k.cached[c.most] > k.cached[c.target]:
 		return ReasonSpill
 	case k.cached[c.target] > 0:

@@ -17,6 +17,11 @@ type Config struct {
 	// worker, as a part of the prefill's time; 0 to 1. Simulated fleets were best
 	// between 0.1 and 0.25; 0.5 starves long prompts under overload.
 	Alpha float64 `yaml:"alpha"`
+	// MaxDelay bounds that price: all the delay that a prefill imposes on a worker
+	// counts as at most so many times the prefill itself; 0 = no bound. It is what keeps
+	// long prompts from being starved: among equal workers a request goes to none where
+	// it waits longer than where it would start first by more than that.
+	MaxDelay float64 `yaml:"maxDelay"`
 	// ChunkTokens is the engines' token budget a step (vLLM: max_num_batched_tokens);
 	// 1 to 1,048,576.
 	ChunkTokens int `yaml:"chunkTokens"`
@@ -27,9 +32,27 @@ type Config struct {
 	// MaxQueueMs is the longest queue a worker may have to be picked, in ms of its
 	// deployment (TimeScale divides it too); 0 = no limit.
 	MaxQueueMs float64 `yaml:"maxQueueMs"`
+	// SLOTTFTMs and SLOTPOTMs are the targets of requests that name none, ms of the
+	// deployment as MaxQueueMs: the time to first token and the time between later
+	// ones; 0 = none.
+	SLOTTFTMs float64 `yaml:"sloTTFTMs"`
+	SLOTPOTMs float64 `yaml:"sloTPOTMs"`
 	// AdapterMs is what loading a LoRA adapter costs, ms. An assumption: reading
 	// some hundred megabytes and copying them to the GPU.
 	AdapterMs float64 `yaml:"adapterMs"`
+	// HostBytesPerSecond, DiskBytesPerSecond and ExternalBytesPerSecond are how fast
+	// engines bring KV blocks back from slower tiers, where they do so by themselves and
+	// do not say how fast; 0: blocks there are of no use.
+	HostBytesPerSecond     float64 `yaml:"hostBytesPerSecond"`
+	DiskBytesPerSecond     float64 `yaml:"diskBytesPerSecond"`
+	ExternalBytesPerSecond float64 `yaml:"externalBytesPerSecond"`
+	// DomainBandwidth, RackBandwidth and FarBandwidth are what KV transfers get between
+	// workers of one NVLink domain, of one rack and of different zones, as multiples of
+	// what they get within a zone; the first at least the second, that at least 1, and
+	// the last above 0 and at most 1.
+	DomainBandwidth float64 `yaml:"domainBandwidth"`
+	RackBandwidth   float64 `yaml:"rackBandwidth"`
+	FarBandwidth    float64 `yaml:"farBandwidth"`
 	// TimeScale divides every time constant: engines run that many times faster
 	// than their deployment says (simulated ones under replay); at least 1.
 	TimeScale float64 `yaml:"timeScale"`
@@ -85,14 +108,27 @@ type Config struct {
 	Replica string `yaml:"replica"`
 }
 
-// DefaultConfig is the configuration where nothing else is said.
+// DefaultConfig is the configuration where nothing else is said. None of its
+// bandwidths was measured here. Host: 26 ms a GB, which llm-d published for restoring
+// KV from CPU memory (2026-07). Disk and external: one NVMe drive, and a 100 Gb/s
+// network. Domain: NVLink 4 has 450 GB/s a direction beside the table's 40. Far: the
+// same 100 Gb/s network.
 func DefaultConfig() Config {
 	return Config{
-		Policy:            PolicyKV,
-		Alpha:             0.2,
-		ChunkTokens:       8192,
-		Fallbacks:         2,
-		AdapterMs:         500,
+		Policy:      PolicyKV,
+		Alpha:       0.2,
+		MaxDelay:    10,
+		ChunkTokens: 8192,
+		Fallbacks:   2,
+		AdapterMs:   500,
+
+		HostBytesPerSecond:     38e9,
+		DiskBytesPerSecond:     6e9,
+		ExternalBytesPerSecond: 10e9,
+		DomainBandwidth:        10,
+		RackBandwidth:          1,
+		FarBandwidth:           0.25,
+
 		TimeScale:         1,
 		DefaultDeployment: timing.DefaultDeployment,
 		DefaultLease:      5 * time.Second,
@@ -122,6 +158,12 @@ func (c Config) Validate() error {
 	if !(c.Alpha >= 0 && c.Alpha <= 1) {
 		fault("alpha: %v is not within 0 to 1", c.Alpha)
 	}
+	amount := func(key string, v float64) {
+		if !(v >= 0) || math.IsInf(v, 1) {
+			fault("%s: %v is not 0 or more", key, v)
+		}
+	}
+	amount("maxDelay", c.MaxDelay)
 	if c.ChunkTokens < 1 || c.ChunkTokens > 1<<20 {
 		fault("chunkTokens: %d is not within 1 to %d", c.ChunkTokens, 1<<20)
 	}
@@ -134,9 +176,13 @@ func (c Config) Validate() error {
 	if !(c.MaxQueueMs >= 0) {
 		fault("maxQueueMs: %v is not 0 or more", c.MaxQueueMs)
 	}
-	if !(c.AdapterMs >= 0) || math.IsInf(c.AdapterMs, 1) {
-		fault("adapterMs: %v is not 0 or more", c.AdapterMs)
-	}
+	amount("sloTTFTMs", c.SLOTTFTMs)
+	amount("sloTPOTMs", c.SLOTPOTMs)
+	amount("adapterMs", c.AdapterMs)
+	amount("hostBytesPerSecond", c.HostBytesPerSecond)
+	amount("diskBytesPerSecond", c.DiskBytesPerSecond)
+	amount("externalBytesPerSecond", c.ExternalBytesPerSecond)
+	c.validateLinks(fault)
 	if !(c.TimeScale >= 1) || math.IsInf(c.TimeScale, 1) {
 		fault("timeScale: %v is not 1 or more", c.TimeScale)
 	}
@@ -158,4 +204,16 @@ func (c Config) Validate() error {
 	c.validateSessions(fault)
 	c.validateEjection(fault)
 	return errors.Join(faults...)
+}
+
+func (c Config) validateLinks(fault func(format string, args ...any)) {
+	if !(c.RackBandwidth >= 1) || math.IsInf(c.RackBandwidth, 1) {
+		fault("rackBandwidth: %v is not 1 or more", c.RackBandwidth)
+	}
+	if !(c.DomainBandwidth >= c.RackBandwidth) || math.IsInf(c.DomainBandwidth, 1) {
+		fault("domainBandwidth: %v is not rackBandwidth or more", c.DomainBandwidth)
+	}
+	if !(c.FarBandwidth > 0 && c.FarBandwidth <= 1) {
+		fault("farBandwidth: %v is not above 0 and at most 1", c.FarBandwidth)
+	}
 }

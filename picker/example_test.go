@@ -30,7 +30,7 @@ func Example() {
 	pool.Close("request-1", now.Add(time.Second))
 	fmt.Println("bookings:", pool.Stats(now.Add(time.Second)).Bookings)
 	// Output:
-	// 10.0.0.2:8000, 3200 of 4000 tokens cached, first token after 67 ms: cached
+	// 10.0.0.2:8000, 3200 of 4000 tokens cached, first token after 52 ms: cached
 	// bookings: 0
 }
 

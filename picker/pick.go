@@ -8,7 +8,6 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"github.com/kvlane/kvlane/internal/timing"
-	"github.com/kvlane/kvlane/kvindex"
 )
 
 // Pick chooses where a request goes. It is pure: equal arguments give an equal
@@ -27,8 +26,9 @@ func Pick(req *Request, fleet *Fleet) Plan {
 		classes: make([]class, 0, maxShare), menus: make([]menu, 0, maxShare),
 	}
 	for i := range fleet.Endpoints {
-		b.add(&fleet.Endpoints[i], fleet.Alpha)
+		b.add(&fleet.Endpoints[i], fleet)
 	}
+	b.level()
 	k := picking{board: &b}
 	k.begin(req, fleet, req.Turn)
 	if req.HasSubset {
@@ -55,27 +55,42 @@ type picking struct {
 	// cached are tokens that need no prefill, credited the places that have any.
 	cached   []int32
 	credited []int32
-	// extra is what the request's adjustments add, ms, infinite for those that they
-	// rule out; adjusted the places of either. excluding: there is one of the latter.
+	// loads are the ms to bring a part of that from slower tiers.
+	loads []float64
+	// extra is what loads and the request's adjustments add, ms, infinite for those
+	// that are ruled out so; adjusted the places of those that are adjusted.
+	// excluding: one is ruled out.
 	extra     []float64
 	adjusted  []int32
 	excluding bool
 	rates     []rate  // of each class
 	offers    []offer // of each menu
 	out       []exclusion
-	// totals are the prices alone, infinite for those that are no targets.
+	// totals are the prices as they are compared, infinite for those that are no
+	// targets, [missMs] dearer for those that are predicted to miss a target.
 	totals  []float64
 	leaders leaders
+	slo     SLO
+	// missing is the least price of those that are predicted to miss a target.
+	missing float64
+	links   links
 
 	choice choice
 }
 
 // rate is what a class charges for the whole prompt, in ms.
 type rate struct {
-	compute, decode, transfer float64
+	compute, decode float64
+	// steps is the number of its prefill's steps.
+	steps    float64
+	transfer [numLinks]float64
 	// most is the credit of a worker that holds all of it, tokens.
 	most int
 }
+
+// loadingShare is the part of an adapter's load that is left, on average, where it is
+// under way.
+const loadingShare = 0.5
 
 // offer is what a menu has for the request's model.
 type offer struct {
@@ -87,16 +102,18 @@ type offer struct {
 type choice struct {
 	reason Reason
 	target int // -1: refused
-	// remote: the prompt is prefilled on prefill.
+	// remote: the prompt is prefilled on from.
 	remote bool
-	// prefill is the best worker for a prefill leg, local the best target alone and
-	// paired the best one after prefill.
-	prefill, local, paired int
+	// prefill is the best worker for a prefill leg, local the best target alone,
+	// paired the best one after a prefill elsewhere and from where that is.
+	prefill, local, paired, from int
 	// most is the target that holds most of the prompt.
 	most int
 	// fallbacks are further targets; no more than there are.
 	fallbacks [maxFallbacks]int32
 	backups   int
+	// handOff is why the prompt is prefilled elsewhere or not.
+	handOff HandOff
 }
 
 // maxFallbacks is the most addresses that a plan names beside its target.
@@ -106,8 +123,9 @@ const maxFallbacks = 16
 func (k *picking) begin(req *Request, fleet *Fleet, turn uint64) {
 	k.req, k.fleet, k.turn = req, fleet, turn
 	k.policy, k.seed = cmp.Or(req.Policy, fleet.Policy, PolicyKV), xxh3.HashString(req.ID)
+	k.slo = SLO{TTFTMs: cmp.Or(req.SLO.TTFTMs, fleet.SLO.TTFTMs), TPOTMs: cmp.Or(req.SLO.TPOTMs, fleet.SLO.TPOTMs)}
 	for _, i := range k.credited {
-		k.cached[i] = 0
+		k.cached[i], k.loads[i], k.extra[i] = 0, 0, 0
 	}
 	for _, i := range k.adjusted {
 		k.extra[i] = 0
@@ -116,6 +134,7 @@ func (k *picking) begin(req *Request, fleet *Fleet, turn uint64) {
 	n := len(k.board.candidates)
 	if len(k.totals) != n {
 		k.totals, k.cached, k.out, k.extra = make([]float64, n), make([]int32, n), make([]exclusion, n), make([]float64, n)
+		k.loads = make([]float64, n)
 		k.credited, k.adjusted = make([]int32, 0, n), make([]int32, 0, n)
 	}
 	if req.HasSubset {
@@ -125,7 +144,9 @@ func (k *picking) begin(req *Request, fleet *Fleet, turn uint64) {
 
 // decide makes the choice. It allocates nothing once its slices are long enough.
 func (k *picking) decide() {
-	k.choice = choice{target: -1, prefill: -1, local: -1, paired: -1, most: -1}
+	k.choice = choice{target: -1, prefill: -1, local: -1, paired: -1, from: -1, most: -1}
+	k.missing = math.Inf(1)
+	k.links.begin(k.board, &k.fleet.Links)
 	k.charge()
 	k.credit()
 	k.adjust()
@@ -138,25 +159,6 @@ func (k *picking) decide() {
 		return
 	}
 	k.choose()
-}
-
-// credit fills in cached from the request's matches. An engine computes the last
-// token of a prompt again even if all of it is cached, so the credit ends with
-// the last whole block before it. Blocks in slower tiers give no credit: nothing
-// moves them up before the prefill yet, so they cost as much as absent ones.
-func (k *picking) credit() {
-	for j := range k.req.Matches {
-		m := &k.req.Matches[j]
-		i := k.board.locate(m)
-		if i < 0 {
-			continue
-		}
-		c := k.board.candidates[i].class
-		if held := min(int(m.Depth[kvindex.Device])*k.board.classes[c].blockSize, k.rates[c].most); held > 0 {
-			k.cached[i] = int32(held)
-			k.credited = append(k.credited, int32(i))
-		}
-	}
 }
 
 // adjust fills in extra from the request's adjustments.
@@ -184,24 +186,30 @@ func (k *picking) charge() {
 	for i := range k.board.classes {
 		c := &k.board.classes[i]
 		k.rates = append(k.rates, rate{
-			compute:  c.timing.PrefillMs(max(1, k.req.ISL), 0, k.fleet.ChunkTokens),
-			decode:   c.timing.Decode.F * float64(k.req.ISL),
-			transfer: k.fleet.Transfer.Ms(k.req.ISL, c.kvBytes),
-			most:     max(0, k.req.ISL-1) / max(1, c.blockSize) * c.blockSize,
+			compute: c.timing.PrefillMs(max(1, k.req.ISL), 0, k.fleet.ChunkTokens),
+			decode:  c.timing.Decode.F * float64(k.req.ISL),
+			steps:   float64(timing.Steps(max(1, k.req.ISL), k.fleet.ChunkTokens)),
+			most:    max(0, k.req.ISL-1) / max(1, c.blockSize) * c.blockSize,
 		})
+		k.charges(&k.rates[i], c.kvBytes)
 	}
 	model, adapter := k.req.Model, 0.0
 	// If no worker lists the model as an adapter and it is one all the same, every
 	// worker has to load it and the choice does not change.
-	if model != "" && slices.ContainsFunc(k.board.menus, func(m menu) bool { return slices.Contains(m.adapters, model) }) {
+	if model != "" && slices.ContainsFunc(k.board.menus, func(m menu) bool {
+		return slices.Contains(m.adapters, model) || slices.Contains(m.loading, model)
+	}) {
 		adapter = k.fleet.AdapterMs
 	}
 	for i := range k.board.menus {
 		m := &k.board.menus[i]
 		o := offer{adapter: adapter}
-		if slices.Contains(m.adapters, model) {
+		switch {
+		case slices.Contains(m.adapters, model):
 			o.adapter = 0
-		} else if model != "" && !slices.Contains(m.served, model) {
+		case slices.Contains(m.loading, model):
+			o.adapter = adapter * loadingShare
+		case model != "" && !slices.Contains(m.served, model):
 			o.out = outModel
 		}
 		k.offers = append(k.offers, o)
@@ -217,6 +225,7 @@ func (k *picking) price(limit exclusion) {
 	candidates := k.board.candidates
 	cached, outs, totals := k.cached[:len(candidates)], k.out[:len(candidates)], k.totals[:len(candidates)]
 	extra := k.extra[:len(candidates)]
+	slo := k.slo != (SLO{})
 	strict := k.req.HasSubset || k.fleet.MaxRequests > 0 || k.fleet.MaxQueueMs > 0 || k.excluding
 	for i := range candidates {
 		c := &candidates[i]
@@ -229,17 +238,24 @@ func (k *picking) price(limit exclusion) {
 			outs[i], totals[i] = out, math.Inf(1)
 			continue
 		}
-		compute := rate.compute
+		compute, steps := rate.compute, rate.steps
 		if cached[i] > 0 {
-			compute = k.compute(i)
+			compute, steps = k.compute(i)
 		}
 		total := c.queue + compute*c.weight + offer.adapter + extra[i]
 		if out >= limit {
 			outs[i], totals[i] = out, math.Inf(1)
 			prefill.offer(total, i, c.key, k.seed)
+			if k.links.many {
+				k.links.offer(k.board.spots[c.spot], total, i, tie(c.key, k.seed))
+			}
 			continue
 		}
-		total += c.decode + rate.decode
+		decode := c.decode + rate.decode
+		total += decode
+		if slo {
+			total = k.judge(i, total, c.queue+compute+steps*c.step+offer.adapter, decode)
+		}
 		outs[i], totals[i] = notOut, total
 		if total < k.leaders.bar.value || total == k.leaders.bar.value && tie(c.key, k.seed) < k.leaders.bar.tie {
 			k.lead(i, total)
@@ -267,55 +283,6 @@ func (k *picking) limits(i int, c *candidate) exclusion {
 	default:
 		return notOut
 	}
-}
-
-// leg is the price of a prefill on i alone: queue, prefill with its delay to
-// others, adapter.
-func (k *picking) leg(i int) float64 {
-	c := &k.board.candidates[i]
-	compute := k.rates[c.class].compute
-	if k.cached[i] > 0 {
-		compute = k.compute(i)
-	}
-	return c.queue + compute*c.weight + k.offers[c.menu].adapter + k.extra[i]
-}
-
-// compute is the prefill's own time on a worker that holds a part of the prompt.
-func (k *picking) compute(i int) float64 {
-	cached, p := int(k.cached[i]), &k.class(i).timing.Prefill
-	uncached := float64(max(1, k.req.ISL-cached))
-	ms := p.B*uncached + p.G*uncached*(float64(cached)+uncached/2)
-	if k.req.ISL-cached > k.fleet.ChunkTokens && k.fleet.ChunkTokens > 0 {
-		return ms + p.A*float64(timing.Steps(k.req.ISL-cached, k.fleet.ChunkTokens))
-	}
-	return ms + p.A
-}
-
-func (k *picking) class(i int) *class { return &k.board.classes[k.board.candidates[i].class] }
-
-// pair is the price of decoding on d after a prefill elsewhere that costs leg:
-//
-//	max(leg + transfer, queue on d) + adapter + decode + adjustments on d
-//
-// The queue on d drains while the other works, so only what is left of it by
-// then counts. As the price never falls when leg grows, the worker with the least
-// leg is best for every d, and finding the best pair takes one pass over each
-// side. What d holds already is not transferred.
-func (k *picking) pair(leg float64, d int) float64 {
-	c := &k.board.candidates[d]
-	rate := &k.rates[c.class]
-	at := leg + rate.transfer
-	if k.cached[d] > 0 {
-		at = leg + k.transfer(d)
-	}
-	if c.queue > at {
-		at = c.queue
-	}
-	return at + (k.offers[c.menu].adapter + (c.decode + rate.decode) + k.extra[d])
-}
-
-func (k *picking) transfer(d int) float64 {
-	return k.fleet.Transfer.Ms(k.req.ISL-int(k.cached[d]), k.class(d).kvBytes)
 }
 
 // best is the least value so far; equal ones are ordered by their ties.

@@ -18,18 +18,16 @@ func (k *picking) plan(keep int) Plan {
 		return p
 	}
 	p.Decode, p.Cached = k.board.places[c.target].Target, int(k.cached[c.target])
-	var prefill *Target
 	if c.prefill >= 0 {
-		prefill = new(k.board.places[c.prefill].Target)
 		n += k.targets()
 	}
-	if c.remote {
-		p.Prefill, p.Cached = prefill, int(k.cached[c.prefill])
-	}
 	if n <= keep {
-		p.Costs = k.listAll(make([]Cost, 0, n), prefill)
+		p.Costs = k.listAll(make([]Cost, 0, n))
 	} else {
-		p.Costs = k.listSome(make([]Cost, 0, min(keep, 4+c.backups)), prefill)
+		p.Costs = k.listSome(make([]Cost, 0, min(keep, 4+c.backups)))
+	}
+	if c.remote {
+		p.Prefill, p.Cached = p.Costs[0].Prefill, int(k.cached[c.from])
 	}
 	p.Omitted = n - len(p.Costs)
 	p.TTFTMs = p.Costs[0].TTFT()
@@ -54,14 +52,14 @@ func (k *picking) targets() int {
 
 // listSome appends the chosen one and what it was chosen over, as far as there is
 // room.
-func (k *picking) listSome(dst []Cost, prefill *Target) []Cost {
+func (k *picking) listSome(dst []Cost) []Cost {
 	c := &k.choice
 	if c.remote {
-		dst = k.listPair(dst, c.paired, prefill)
+		dst = k.listPair(dst, c.paired)
 	}
 	dst = k.listAlone(dst, c.local)
 	if c.paired >= 0 && !c.remote {
-		dst = k.listPair(dst, c.paired, prefill)
+		dst = k.listPair(dst, c.paired)
 	}
 	most := c.most
 	for _, i := range c.fallbacks[:c.backups] {
@@ -79,11 +77,11 @@ func (k *picking) listSome(dst []Cost, prefill *Target) []Cost {
 }
 
 // listAll appends the chosen one, the other targets, the pairs, and those that
-// are out. prefill is the worker of the pairs, nil if there are none.
-func (k *picking) listAll(dst []Cost, prefill *Target) []Cost {
+// are out.
+func (k *picking) listAll(dst []Cost) []Cost {
 	c := &k.choice
 	if c.remote {
-		dst = k.listPair(dst, c.target, prefill)
+		dst = k.listPair(dst, c.target)
 	} else {
 		dst = k.listAlone(dst, c.target)
 	}
@@ -93,8 +91,8 @@ func (k *picking) listAll(dst []Cost, prefill *Target) []Cost {
 		}
 	}
 	for i, o := range k.out {
-		if prefill != nil && o == notOut && (i != c.target || !c.remote) {
-			dst = k.listPair(dst, i, prefill)
+		if c.prefill >= 0 && o == notOut && (i != c.target || !c.remote) {
+			dst = k.listPair(dst, i)
 		}
 	}
 	for i, o := range k.out {
@@ -120,29 +118,48 @@ func (k *picking) listAlone(dst []Cost, i int) []Cost {
 	if out > outPrefill {
 		return dst
 	}
-	c.Queue, c.Compute, c.Adapter = at.queue, k.rates[at.class].compute, k.offers[at.menu].adapter
-	if c.Cached > 0 {
-		c.Compute = k.compute(i)
+	k.terms(c, i)
+	c.Total = k.leg(i)
+	if out == notOut {
+		c.Decode = at.decode + k.rates[at.class].decode
+		c.Total += c.Decode
 	}
-	c.Delay, c.Adjust = k.fleet.Alpha*c.Compute*at.requests, k.extra[i]
-	if out == outPrefill {
-		c.Total = k.leg(i)
-		return dst
-	}
-	c.Decode, c.Total = at.decode+k.rates[at.class].decode, k.totals[i]
 	return dst
 }
 
-// listPair appends decoding on d after the chosen prefill worker.
-func (k *picking) listPair(dst []Cost, d int, prefill *Target) []Cost {
-	dst = k.listAlone(dst, k.choice.prefill)
+// terms are those of a prefill on i.
+func (k *picking) terms(c *Cost, i int) {
+	at := &k.board.candidates[i]
+	steps := k.rates[at.class].steps
+	c.Queue, c.Load, c.Compute, c.Adapter = at.queue, k.loads[i], k.rates[at.class].compute, k.offers[at.menu].adapter
+	if c.Cached > 0 {
+		c.Compute, steps = k.compute(i)
+	}
+	c.Carry, c.Delay, c.Adjust = steps*at.step, c.Compute*(at.weight-1), k.extra[i]-k.loads[i]
+}
+
+// listPair appends decoding on d after its best prefill worker.
+//
+// What the price of the prefill has beside time, the delay to others and the
+// adjustments, counts only as far as d would not have waited anyway.
+func (k *picking) listPair(dst []Cost, d int) []Cost {
+	p, leg, far := k.partner(d)
+	dst = append(dst, Cost{Target: k.board.places[d].Target, Prefill: new(k.board.places[p].Target), Cached: int(k.cached[p])})
 	c, at := &dst[len(dst)-1], &k.board.candidates[d]
-	leg := c.Total
-	c.Target, c.Prefill, c.Excluded = k.board.places[d].Target, prefill, ""
-	c.Transfer = k.transfer(d)
-	c.Queue += max(0, at.queue-leg-c.Transfer)
-	c.Adapter, c.Adjust = c.Adapter+k.offers[at.menu].adapter, c.Adjust+k.extra[d]
-	c.Decode, c.Total = at.decode+k.rates[at.class].decode, k.pair(leg, d)
+	k.terms(c, p)
+	c.Carry = k.takeOver(at)
+	c.Transfer = k.transfer(d, far)
+	ready := c.TTFT() - c.Carry
+	c.Queue += max(0, at.queue-ready)
+	if at.queue > min(ready, leg+c.Transfer) {
+		spared := c.Delay + c.Adjust - (max(leg+c.Transfer, at.queue) - max(ready, at.queue))
+		cut := min(c.Delay, max(0, spared))
+		c.Delay, c.Adjust = c.Delay-cut, c.Adjust-(spared-cut)
+	}
+	c.Adjust += k.extra[d] - k.loads[d]
+	c.Load += k.loads[d]
+	c.Adapter += k.offers[at.menu].adapter
+	c.Decode, c.Total = at.decode+k.rates[at.class].decode, k.pair(leg, far, d)
 	return dst
 }
 

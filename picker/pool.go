@@ -86,6 +86,8 @@ func NewPool(config Config, table timing.Table) *Pool {
 			Policy: config.Policy, Alpha: config.Alpha, ChunkTokens: config.ChunkTokens,
 			Transfer: table.Transfer.Scaled(1 / config.TimeScale), AdapterMs: config.AdapterMs / config.TimeScale,
 			Fallbacks: config.Fallbacks, MaxRequests: config.MaxRequests, MaxQueueMs: config.MaxQueueMs / config.TimeScale,
+			MaxDelay: config.MaxDelay, Links: Links{Domain: config.DomainBandwidth, Rack: config.RackBandwidth, Far: config.FarBandwidth},
+			SLO: SLO{TTFTMs: config.SLOTTFTMs / config.TimeScale, TPOTMs: config.SLOTPOTMs / config.TimeScale},
 		},
 	}
 	p.picking.board = &p.board
@@ -209,7 +211,7 @@ func (p *Pool) book(req *Request, plan *Plan, now time.Time) {
 	}
 	b.decode.place(p.workers[p.picking.choice.target], now)
 	if plan.Prefill != nil {
-		b.prefill.place(p.workers[p.picking.choice.prefill], now)
+		b.prefill.place(p.workers[p.picking.choice.from], now)
 	}
 	p.announce(b, kvindex.BookingOpen)
 	p.schedule(b, now)
@@ -300,6 +302,7 @@ func (p *Pool) refresh(now time.Time) {
 		}
 		candidates[i].queue = l.a - l.b*ms
 	}
+	p.board.level()
 }
 
 // settle makes the board anew if workers came, left or changed.
@@ -314,7 +317,7 @@ func (p *Pool) settle() {
 	for i, w := range p.workers {
 		w.slot = i
 		e := w.endpoint(p.base)
-		p.board.add(&e, p.fleet.Alpha)
+		p.board.add(&e, &p.fleet)
 		w.post()
 	}
 }
@@ -322,7 +325,7 @@ func (p *Pool) settle() {
 // post writes the worker's figures on the board.
 func (w *worker) post() {
 	c := &w.pool.board.candidates[w.slot]
-	c.figures(w.requests(), w.decoding(), int(w.load.ContextTokens), w.pool.fleet.Alpha, &w.timing)
+	c.figures(w.requests(), w.decoding(), int(w.load.ContextTokens), &w.pool.fleet, &w.timing)
 	w.pool.clocks[w.slot] = w.clock()
 	w.pool.lines[w.slot] = line{} // on no stretch
 }
@@ -357,7 +360,9 @@ func (p *Pool) Model(name string) (ModelInfo, bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.settle()
-	if w := p.offering(func(m *menu) bool { return slices.Contains(m.adapters, name) }, notOut); w != nil {
+	if w := p.offering(func(m *menu) bool {
+		return slices.Contains(m.adapters, name) || slices.Contains(m.loading, name)
+	}, notOut); w != nil {
 		return ModelInfo{Base: w.hello.Model, LoRA: name, BlockSize: int(w.hello.BlockSize)}, true
 	}
 	if w := p.offering(func(m *menu) bool { return slices.Contains(m.served, name) }, outRelay); w != nil {

@@ -96,7 +96,8 @@ type Endpoint struct {
 	// Adapters are LoRA names loaded now; a request for one is also served by
 	// workers that must load it first only if they list it in Served.
 	Adapters  []string
-	BlockSize int // tokens
+	Loading   []string // those that are being loaded
+	BlockSize int      // tokens
 	Timing    timing.Model
 	// KVBytesPerToken prices transfers of its KV.
 	KVBytesPerToken int
@@ -110,6 +111,16 @@ type Endpoint struct {
 	Decoding      int
 	// KVFree is the room for new blocks in tokens, evictable ones included; -1 unknown.
 	KVFree int
+
+	// Zone, Rack and Domain say where it is, each empty if unknown ([kvindex.Hello]).
+	Zone, Rack, Domain string
+	// Lockstep: it steps together with the other ranks of its worker that say so, and
+	// its queue is the longest of theirs.
+	Lockstep bool
+	// LoadBytesPerSecond is how fast the engine brings blocks back from each tier; 0
+	// for a tier that it does not load from, and for the device's own memory.
+	LoadBytesPerSecond [kvindex.NumTiers]float64
+
 	// EjectedMs is how long the pool keeps it out for its failures, and ReturnMs what
 	// it adds to its price after that, ms; 0 for none. The function Pick looks at
 	// neither: a pool's plans have them as adjustments.
@@ -125,8 +136,16 @@ type Fleet struct {
 	Alpha float64
 	// ChunkTokens is the engines' prefill budget a step, tokens.
 	ChunkTokens int
-	Transfer    timing.Transfer
-	// AdapterMs is the time a worker needs to load a LoRA adapter.
+	// MaxDelay bounds the charge for that delay: it is at most so many times the
+	// prefill itself; 0 = no bound. See [Config].
+	MaxDelay float64
+	Transfer timing.Transfer
+	// Links is the bandwidth between workers as a multiple of Transfer's.
+	Links Links
+	// SLO are the targets of requests that name none.
+	SLO SLO
+	// AdapterMs is the time a worker needs to load a LoRA adapter; one that is being
+	// loaded has half of it left on average.
 	AdapterMs float64
 	// Fallbacks is how many further addresses the plan names, at most.
 	Fallbacks int
@@ -135,6 +154,13 @@ type Fleet struct {
 	MaxRequests int
 	// MaxQueueMs rules out endpoints whose queue is longer, likewise; 0 = no limit.
 	MaxQueueMs float64
+}
+
+// Links are bandwidths between two workers that are near each other or far apart,
+// as multiples of what holds between workers of one zone and where nothing is
+// known; 0 says the same as 1. Domain >= Rack >= 1 >= Far.
+type Links struct {
+	Domain, Rack, Far float64
 }
 
 // Target is a chosen endpoint.
@@ -153,6 +179,7 @@ const (
 	ReasonLeastCost  Reason = "least-cost"  // least cost, nothing cached there
 	ReasonSpill      Reason = "spill"       // another worker holds more, but waiting for it costs more
 	ReasonRemote     Reason = "prefill"     // prefilled elsewhere, then handed over
+	ReasonSLO        Reason = "slo"         // another costs less but is predicted to miss a target
 	ReasonPolicy     Reason = "policy"      // a comparison policy chose
 	ReasonNoEndpoint Reason = "no-endpoint" // 503: nothing ready serves it
 	ReasonSubset     Reason = "subset"      // 503: nothing ready inside the subset
@@ -165,9 +192,8 @@ type Cost struct {
 	Target  Target  `json:"target"`
 	Prefill *Target `json:"prefill,omitempty"` // nil: prefill on Target itself
 	Cached  int     `json:"cached"`            // tokens that need no prefill
-	// The terms of design D1: time in the queue, loading from lower tiers, own
-	// prefill, KV transfer, adapter load, delay to the others there, and the first
-	// decode step.
+	// The terms of the price: time in the queue, loading from lower tiers, own prefill,
+	// KV transfer, adapter load, delay to the others there, and the first decode step.
 	Queue    float64 `json:"queue"`
 	Load     float64 `json:"load"`
 	Compute  float64 `json:"compute"`
@@ -179,15 +205,23 @@ type Cost struct {
 	Adjust float64 `json:"adjust"`
 	// Total is what is compared: the sum of the terms.
 	Total float64 `json:"total"`
+	// Carry is no part of the price: the decode steps of others that share the engine's
+	// time with its prefill, and after a prefill elsewhere the step that computes the
+	// prompt's last token.
+	Carry float64 `json:"carry"`
 	// Excluded says why the candidate could not be chosen; empty if it could.
 	Excluded string `json:"excluded,omitempty"`
 }
 
 // TTFT is the predicted time to first token, ms: the terms that the request
-// itself waits for.
+// itself waits for. The first token comes with the last step of the prefill.
 func (c Cost) TTFT() float64 {
-	return c.Queue + c.Load + c.Compute + c.Transfer + c.Adapter + c.Decode
+	return c.Queue + c.Load + c.Compute + c.Carry + c.Transfer + c.Adapter
 }
+
+// TPOT is the predicted time between later tokens, ms, while nothing prefills
+// there.
+func (c Cost) TPOT() float64 { return c.Decode }
 
 // Plan is the answer of a pick.
 type Plan struct {

@@ -118,6 +118,8 @@ func (w *worker) endpoint(now time.Time) Endpoint {
 		Worker: w.id, Rank: w.rank, Address: w.hello.Address, Role: w.hello.Role, Ready: w.ready(now),
 		Served: w.hello.Served, Adapters: w.hello.Adapters, BlockSize: int(w.hello.BlockSize),
 		Timing: w.timing, KVBytesPerToken: w.kvBytes,
+		Loading: w.hello.Loading, Zone: w.hello.Zone, Rack: w.hello.Rack, Domain: w.hello.Domain,
+		Lockstep: w.hello.Lockstep, LoadBytesPerSecond: w.pool.loadSpeeds(&w.hello),
 		Requests:      w.requests(),
 		ContextTokens: int(w.load.ContextTokens), Decoding: w.decoding(), KVFree: -1,
 	}
