@@ -255,18 +255,13 @@ func (f *benchFlags) run(cmd *cobra.Command) error {
 
 // report writes the page of plots, and the main one alone.
 func (f *benchFlags) report(file *benchfile.File, study *sim.Study) error {
-	var page, rows strings.Builder
-	if err := file.Print(&rows); err != nil {
-		return err
-	}
-	if err := study.WriteReport(&page, rows.String()); err != nil {
+	var page strings.Builder
+	if err := study.WriteReport(&page, file); err != nil {
 		return err
 	}
 	files := map[string]string{"fleet.html": page.String()}
-	for i := range study.Cases {
-		if c := &study.Cases[i]; len(c.Loads) > 1 {
-			files[fmt.Sprintf("fleet-%s-%d.svg", c.Trace, c.Blocks)] = c.GoodputPlot()
-		}
+	if main := study.MainPlot(); main != "" {
+		files["fleet.svg"] = main
 	}
 	for name, text := range files {
 		if err := os.WriteFile(filepath.Join(f.dir, name), []byte(text), 0o600); err != nil {

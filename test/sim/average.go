@@ -58,7 +58,7 @@ func average(list []*Result) *Result {
 		Transferred: uint64(count(func(r *Result) float64 { return float64(r.Transferred) })),
 		Unfair:      of(func(r *Result) float64 { return r.Unfair }),
 		ErrorP50:    of(func(r *Result) float64 { return r.ErrorP50 }), ErrorP90: of(func(r *Result) float64 { return r.ErrorP90 }),
-		Minutes: list[0].Minutes, // one run's, as an example
+		Minutes: list[0].Minutes, WorkMinutes: list[0].WorkMinutes, // one run's, as an example
 	}
 	for _, r := range list {
 		out.TTFTs = append(out.TTFTs, r.TTFTs...)

@@ -66,8 +66,10 @@ type Result struct {
 	ErrorP90 float64 `json:"prediction_error_p90"`
 	// TTFTs are all times to first token, sorted, ms.
 	TTFTs []float64 `json:"-"`
-	// Minutes are the spreads of busy time by minute.
-	Minutes []float64 `json:"-"`
+	// Minutes and WorkMinutes are the spreads of busy time and of uncached tokens by
+	// minute.
+	Minutes     []float64 `json:"-"`
+	WorkMinutes []float64 `json:"-"`
 }
 
 // Misses is the share that did not meet the SLO.
@@ -149,7 +151,8 @@ func (f *Fleet) spreads(r *Result) {
 	}
 	r.Minutes = spread(func(m minute) float64 { return m.busyMs })
 	r.BusySpread = mean(r.Minutes)
-	r.WorkSpread = mean(spread(func(m minute) float64 { return float64(m.uncached) }))
+	r.WorkMinutes = spread(func(m minute) float64 { return float64(m.uncached) })
+	r.WorkSpread = mean(r.WorkMinutes)
 	for _, e := range f.engines {
 		for _, m := range e.minutes {
 			busy += m.busyMs

@@ -20,12 +20,19 @@ type axes struct {
 	minX, maxX, minY, maxY float64
 	logX                   bool
 	ticksX, ticksY         []float64
+	// below are names under the ticks of x, if any.
+	below []string
+	// legend lists the names of the lines from the top, the last line first; else they
+	// stand where the lines end.
+	legend bool
+	// mark is a dashed line across, if not 0.
+	mark float64
 }
 
 // The area of a plot in pixels; the right margin holds the names of the lines.
 const (
 	plotWidth, plotHeight               = 720, 360
-	plotLeft, plotTop, plotBottom, side = 64, 36, 44, 150
+	plotLeft, plotTop, plotBottom, side = 64, 36, 52, 150
 )
 
 func (a *axes) px(x float64) float64 {
@@ -43,9 +50,33 @@ func (a *axes) py(y float64) float64 {
 // lines draws a plot as SVG: named series on top of unnamed ones.
 func lines(a axes, list []series) string {
 	var b strings.Builder
-	a.frame(&b)
+	b.WriteString(canvas(plotWidth, plotHeight))
+	a.draw(&b, list)
+	b.WriteString("</svg>\n")
+	return b.String()
+}
+
+// beside draws two plots side by side, at a width of the first one's names less.
+func beside(left, right axes, one, two []series) string {
+	var b strings.Builder
+	b.WriteString(canvas(2*plotWidth-side, plotHeight))
+	left.draw(&b, one)
+	fmt.Fprintf(&b, `<g transform="translate(%d 0)">`, plotWidth-side)
+	right.draw(&b, two)
+	b.WriteString("</g></svg>\n")
+	return b.String()
+}
+
+// canvas begins a picture on white ground: pages may be dark.
+func canvas(width, height int) string {
+	return fmt.Sprintf(`<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" width="%d" height="%d" font-family="sans-serif"><rect width="%d" height="%d" fill="white"/>`,
+		width, height, width, height, width, height)
+}
+
+func (a *axes) draw(b *strings.Builder, list []series) {
+	a.frame(b)
 	ends := make([]float64, 0, len(list))
-	for _, s := range list {
+	for i, s := range list {
 		var points strings.Builder
 		for i := range s.x {
 			x := min(max(s.x[i], a.minX), a.maxX)
@@ -56,16 +87,16 @@ func lines(a axes, list []series) string {
 		if s.wide {
 			width = 2.6
 		}
-		fmt.Fprintf(&b, `<polyline points="%s" fill="none" stroke="%s" stroke-width="%.1f"/>`, points.String(), s.color, width)
+		fmt.Fprintf(b, `<polyline points="%s" fill="none" stroke="%s" stroke-width="%.1f"/>`, points.String(), s.color, width)
 		if s.name == "" || len(s.y) == 0 {
 			continue
 		}
-		last := len(s.y) - 1
-		y := apart(&ends, a.py(min(max(s.y[last], a.minY), a.maxY)))
-		fmt.Fprintf(&b, `<text x="%d" y="%.1f" fill="%s" font-size="12">%s</text>`, plotWidth-side+8, y+4, s.color, s.name)
+		y := float64(plotTop + 8 + 16*(len(list)-1-i))
+		if last := len(s.y) - 1; !a.legend {
+			y = apart(&ends, a.py(min(max(s.y[last], a.minY), a.maxY)))
+		}
+		fmt.Fprintf(b, `<text x="%d" y="%.1f" fill="%s" font-size="12">%s</text>`, plotWidth-side+8, y+4, s.color, s.name)
 	}
-	b.WriteString("</svg>\n")
-	return b.String()
 }
 
 // apart finds a height near y that no earlier label has.
@@ -86,9 +117,6 @@ func apart(taken *[]float64, y float64) float64 {
 }
 
 func (a *axes) frame(b *strings.Builder) {
-	fmt.Fprintf(b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" width="%d" height="%d" font-family="sans-serif">`,
-		plotWidth, plotHeight, plotWidth, plotHeight)
-	fmt.Fprintf(b, `<rect width="%d" height="%d" fill="white"/>`, plotWidth, plotHeight)
 	fmt.Fprintf(b, `<text x="%d" y="18" font-size="14" fill="#222">%s</text>`, plotLeft, a.title)
 	right, bottom := plotWidth-side, plotHeight-plotBottom
 	for _, t := range a.ticksY {
@@ -96,8 +124,15 @@ func (a *axes) frame(b *strings.Builder) {
 		fmt.Fprintf(b, `<line x1="%d" y1="%.1f" x2="%d" y2="%.1f" stroke="#e4e4e4"/>`, plotLeft, y, right, y)
 		fmt.Fprintf(b, `<text x="%d" y="%.1f" font-size="11" fill="#555" text-anchor="end">%g</text>`, plotLeft-6, y+4, t)
 	}
-	for _, t := range a.ticksX {
+	if a.mark != 0 {
+		y := a.py(a.mark)
+		fmt.Fprintf(b, `<line x1="%d" y1="%.1f" x2="%d" y2="%.1f" stroke="#888" stroke-dasharray="4 3"/>`, plotLeft, y, right, y)
+	}
+	for i, t := range a.ticksX {
 		x := a.px(t)
+		if i < len(a.below) {
+			fmt.Fprintf(b, `<text x="%.1f" y="%d" font-size="10" fill="#888" text-anchor="middle">%s</text>`, x, bottom+28, a.below[i])
+		}
 		fmt.Fprintf(b, `<line x1="%.1f" y1="%d" x2="%.1f" y2="%d" stroke="#e4e4e4"/>`, x, plotTop, x, bottom)
 		fmt.Fprintf(b, `<text x="%.1f" y="%d" font-size="11" fill="#555" text-anchor="middle">%g</text>`, x, bottom+16, t)
 	}
@@ -123,9 +158,8 @@ func bars(title string, list, marks []bar) string {
 	height := plotTop + row*len(list) + 40
 	at := func(v float64) float64 { return left + v/most*(plotWidth-left-60) }
 	var b strings.Builder
-	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" width="%d" height="%d" font-family="sans-serif">`,
-		plotWidth, height, plotWidth, height)
-	fmt.Fprintf(&b, `<rect width="%d" height="%d" fill="white"/><text x="12" y="18" font-size="14" fill="#222">%s</text>`, plotWidth, height, title)
+	b.WriteString(canvas(plotWidth, height))
+	fmt.Fprintf(&b, `<text x="12" y="18" font-size="14" fill="#222">%s</text>`, title)
 	for i, x := range list {
 		y := plotTop + i*row
 		fmt.Fprintf(&b, `<text x="%d" y="%d" font-size="12" fill="#333" text-anchor="end">%s</text>`, left-8, y+13, x.name)

@@ -1,10 +1,10 @@
 package sim
 
 import (
+	"cmp"
 	"fmt"
-	"html/template"
-	"io"
 	"maps"
+	"math"
 	"slices"
 )
 
@@ -59,19 +59,37 @@ func (c *Case) TTFTPlot(l *Load) string {
 		list = append(list, styled(name, s))
 	}
 	return lines(axes{
-		title: fmt.Sprintf("Time to first token, %s, %d blocks, %s", c.Trace, c.Blocks, l.Name), x: "ms", y: "% of the requests",
+		title: fmt.Sprintf("Time to first token, %s, %d blocks, %s", c.Trace, c.Blocks, l.short()), x: "ms", y: "% of the requests", legend: true,
 		minX: 30, maxX: 30000, logX: true, maxY: 100, ticksX: []float64{30, 100, 300, 1000, 3000, 10000, 30000}, ticksY: []float64{0, 25, 50, 75, 90, 100},
 	}, list)
 }
 
+// short is the load in the title of a plot, title that in a page.
+func (l *Load) short() string {
+	if l.Name == LoadOver {
+		return l.Name
+	}
+	return l.Name + " load"
+}
+
+func (l *Load) title() string {
+	if l.Name == LoadOver {
+		return "Overload"
+	}
+	return "Load at which Dynamo's cost has " + l.Name + " in the SLO"
+}
+
 // GoodputPlot is the share within the SLO over the loads.
-func (c *Case) GoodputPlot() string {
+func (c *Case) GoodputPlot() string { return lines(c.goodput()) }
+
+func (c *Case) goodput() (axes, []series) {
 	a := axes{
-		title: fmt.Sprintf("Requests within the SLO, %s, %d blocks", c.Trace, c.Blocks), x: "speed of the trace", y: "%",
+		title: fmt.Sprintf("Requests within the SLO, %s, %d blocks", c.Trace, c.Blocks), x: "speed of the trace", y: "% of the requests", mark: 100 * capacityAt,
 		maxY: 100, ticksY: []float64{0, 20, 40, 60, 80, 100}, minX: c.Loads[0].Speed, maxX: c.Loads[len(c.Loads)-1].Speed,
 	}
 	for _, l := range c.Loads {
-		a.ticksX = append(a.ticksX, float64(int(1000*l.Speed+0.5))/1000)
+		a.ticksX = append(a.ticksX, float64(int(100*l.Speed+0.5))/100)
+		a.below = append(a.below, l.Name)
 	}
 	if a.maxX <= a.minX {
 		a.maxX = a.minX + 1
@@ -84,18 +102,36 @@ func (c *Case) GoodputPlot() string {
 		}
 		list = append(list, styled(name, s))
 	}
-	return lines(a, list)
+	return a, list
+}
+
+// MainPlot is the goodput over the loads of the first two traces, on the first size
+// of worker; empty without both.
+func (s *Study) MainPlot() string {
+	var chosen []*Case
+	for i := range s.Cases {
+		c := &s.Cases[i]
+		if c.Blocks == s.Cases[0].Blocks && len(c.Loads) > 1 && len(chosen) < 2 {
+			chosen = append(chosen, c)
+		}
+	}
+	if len(chosen) < 2 {
+		return ""
+	}
+	left, one := chosen[0].goodput()
+	right, two := chosen[1].goodput()
+	left.title = fmt.Sprintf("Requests within the SLO, %s trace", chosen[0].Trace)
+	right.title, right.y = chosen[1].Trace+" trace", ""
+	for i := range one {
+		one[i].name = "" // the right ones stand for both
+	}
+	return beside(left, right, one, two)
 }
 
 // HitPlot is the hit rates under one load against both bounds.
 func (c *Case) HitPlot(l *Load) string {
 	names := slices.Sorted(maps.Keys(l.Results))
-	slices.SortStableFunc(names, func(a, b string) int {
-		if l.Results[a].HitRate > l.Results[b].HitRate {
-			return -1
-		}
-		return 1
-	})
+	slices.SortStableFunc(names, func(a, b string) int { return cmp.Compare(l.Results[b].HitRate, l.Results[a].HitRate) })
 	var list []bar
 	for _, name := range names {
 		color := colors()[name]
@@ -104,73 +140,48 @@ func (c *Case) HitPlot(l *Load) string {
 		}
 		list = append(list, bar{name, l.Results[name].HitRate, color})
 	}
-	return bars(fmt.Sprintf("Hit rate, %% of the input tokens, %s, %d blocks, %s", c.Trace, c.Blocks, l.Name), list, []bar{
+	return bars(fmt.Sprintf("Hit rate, %% of the input tokens, %s, %d blocks, %s", c.Trace, c.Blocks, l.short()), list, []bar{
 		{"one cache of all blocks, LRU", c.Bounds.Pooled, "#555"}, {"no eviction", c.Bounds.Ideal, "#999"},
 	})
 }
 
-// SpreadPlot is how unevenly workers were busy, minute by minute.
+// smoothOver is the number of minutes that a point of the imbalance is the mean of.
+const smoothOver = 5
+
+// SpreadPlot is how unevenly prefill work fell on the workers over time; empty for
+// a run of a few minutes.
 func (c *Case) SpreadPlot(l *Load) string {
 	a := axes{
-		title: fmt.Sprintf("Imbalance, %s, %d blocks, %s", c.Trace, c.Blocks, l.Name), x: "minute", y: "CV of the workers' busy time",
-		maxY: 0.5, ticksY: []float64{0, 0.1, 0.2, 0.3, 0.4, 0.5},
+		title: fmt.Sprintf("Imbalance, %s, %d blocks, %s", c.Trace, c.Blocks, l.short()), x: "minute", legend: true,
+		y: fmt.Sprintf("CV of uncached tokens a worker, %d min", smoothOver), maxY: 0.1,
 	}
 	var list []series
 	for _, name := range ordered(l.Results) {
 		var s series
-		minutes := l.Results[name].Minutes
-		for i, v := range minutes[:max(0, len(minutes)-1)] { // the last minute is not whole
-			s.x, s.y = append(s.x, float64(i)), append(s.y, v)
+		minutes := l.Results[name].WorkMinutes
+		for i := smoothOver; i < len(minutes); i++ { // the last minute is not whole
+			s.x, s.y = append(s.x, float64(i)), append(s.y, mean(minutes[i-smoothOver:i]))
 		}
-		a.maxX = max(a.maxX, float64(len(s.x)))
-		list = append(list, styled(name, s))
+		if len(s.x) == 0 {
+			continue
+		}
+		if s = styled(name, s); s.name != "" {
+			a.maxY = max(a.maxY, math.Ceil(slices.Max(s.y)*10)/10)
+		}
+		a.maxX = max(a.maxX, s.x[len(s.x)-1])
+		list = append(list, s)
 	}
-	for m := 0.0; m <= a.maxX; m += 10 {
-		a.ticksX = append(a.ticksX, m)
+	if a.maxX <= smoothOver {
+		return ""
+	}
+	a.minX = smoothOver
+	for i := range 5 {
+		a.ticksY = append(a.ticksY, math.Round(a.maxY*float64(i)*1000/4)/1000)
+	}
+	for m := 5.0; m <= a.maxX; m += 5 {
+		if a.maxX <= 30 || int(m)%10 == 0 {
+			a.ticksX = append(a.ticksX, m)
+		}
 	}
 	return lines(a, list)
 }
-
-// WriteReport writes one page with the plots of a study, without outside assets.
-// notes are preformatted tables to show below.
-func (s *Study) WriteReport(w io.Writer, notes ...string) error {
-	page := template.Must(template.New("report").Parse(reportPage))
-	var plots []template.HTML
-	add := func(svg string) { plots = append(plots, template.HTML(svg)) } //nolint:gosec // made here from numbers and our own names
-	for i := range s.Cases {
-		c := &s.Cases[i]
-		if len(c.Loads) > 1 {
-			add(c.GoodputPlot())
-		}
-		for j := range c.Loads {
-			l := &c.Loads[j]
-			add(c.TTFTPlot(l))
-			if l.Name == LoadModerate {
-				add(c.HitPlot(l))
-				add(c.SpreadPlot(l))
-			}
-		}
-	}
-	err := page.Execute(w, struct {
-		Plots []template.HTML
-		Notes []string
-	}{plots, notes})
-	if err != nil {
-		return fmt.Errorf("write report: %w", err)
-	}
-	return nil
-}
-
-const reportPage = `<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>kvlane: fleet simulation</title>
-<style>body{font:15px/1.5 sans-serif;max-width:1500px;margin:2em auto;padding:0 1em;color:#222}
-.plots{display:flex;flex-wrap:wrap;gap:16px}pre{font-size:12px;overflow-x:auto;background:#f7f7f7;padding:1em}</style></head>
-<body><h1>Fleet simulation</h1>
-<p>Eight simulated workers (Qwen3-32B on two H100 each) under every routing policy, in virtual time. Loads are the speeds at which Dynamo's
-default cost keeps 95, 85 and 65 % of the requests within the SLO, and an overload. SLO: time to first token at most 1 s or three times the
-unloaded prefill of the request's uncached tokens, 50 ms a token after that; refused requests are misses. Grey lines are the other policies of
-the tables.</p>
-<div class="plots">{{range .Plots}}<div>{{.}}</div>{{end}}</div>
-{{range .Notes}}<pre>{{.}}</pre>{{end}}
-</body></html>
-`
