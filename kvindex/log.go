@@ -10,6 +10,10 @@ import (
 // for its owner: another writer has taken over.
 var ErrFenced = errors.New("a newer term or epoch of this owner has written")
 
+// ErrDenied: the log does not let this user or password in (AUTH), or not do what it
+// has to. Nothing was written; the next try may succeed once that is put right.
+var ErrDenied = errors.New("the log refuses this user or password (AUTH)")
+
 // GapError reports that records of an owner were lost. The writer answers it
 // with a snapshot: a Cleared, then everything the owner holds, numbered on. The
 // Cleared's Seq must be at least Want and above every Seq that this writer has

@@ -73,7 +73,7 @@ const (
 	maxPrefixBlocks = 256
 )
 
-// adminMux serves /metrics, /healthz, /agent/health (the same as /healthz),
+// adminMux serves / (a list of the others), /metrics, /healthz, /agent/health (the same as /healthz),
 // /agent/state, /agent/content (what the engine says it holds, see package
 // listing) and /agent/prefixes?n=100 (prompts to check it by).
 func (a *Agent) adminMux() *http.ServeMux {
@@ -91,10 +91,21 @@ func (a *Agent) adminMux() *http.ServeMux {
 		e.SetIndent("", "  ")
 		_ = e.Encode(a.State()) // the reader may be gone
 	})
+	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, adminPages) })
 	mux.HandleFunc("GET /agent/content", a.serveContent)
 	mux.HandleFunc("GET /agent/prefixes", a.servePrefixes)
 	return mux
 }
+
+const adminPages = `kvlane agent
+
+GET /metrics               figures for Prometheus
+GET /healthz               200 when the worker takes requests, else 503 and why
+GET /agent/health          the same
+GET /agent/state           the worker as it is now
+GET /agent/content         the blocks that the engine says it holds
+GET /agent/prefixes?n=100  prompts that the engine once computed
+`
 
 // serveContent lists what the engine says it holds, each rank asked anew.
 func (a *Agent) serveContent(w http.ResponseWriter, r *http.Request) {

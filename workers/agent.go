@@ -193,7 +193,11 @@ func (a *Agent) listen(ctx context.Context) (public, admin net.Listener, err err
 	}
 	a.publisher = newPublisher(a.deps.Log, a.cfg.WorkerID, a.term, a.hello, a.load, a.metrics)
 	a.publisher.reach = func(err error) {
-		if err != nil {
+		switch {
+		case errors.Is(err, kvindex.ErrDenied):
+			a.deps.Logger.Error("the log refuses the user or password of its URL (AUTH); requests are served all the same", "err", err)
+			return
+		case err != nil:
 			a.deps.Logger.Warn("the log cannot be reached; requests are served all the same", "err", err)
 			return
 		}

@@ -77,7 +77,7 @@ func addAgentFlags(cmd *cobra.Command, cfg *workers.Config, f *agentFlags) {
 	fl.StringVar(&cfg.Advertise, "advertise", "", "ip:port that gateways use (default: what --listen bound)")
 	fl.StringVar(&cfg.Admin, "admin", "", "host:port of metrics and state pages, or off (default: --listen's port + 100)")
 	fl.StringVar(&f.workerID, "worker-id", "", "name of this worker in the log (default: the advertised address)")
-	fl.StringVar(&cfg.Engine, "engine", cfg.Engine, "URL of the engine")
+	fl.StringVar(&cfg.Engine, "engine", cfg.Engine, "URL of the engine; http:// may be left out")
 	fl.StringVar(&f.log, "log", "127.0.0.1:9004", "host:port of the log in the picker's memory")
 	fl.StringVar(&f.redis, "redis", "", "URL of the Redis that holds the log, in place of --log (environment: KVLANE_REDIS)")
 	fl.StringVar(&f.pool, "pool", config.Default().Log.Pool, "name of the pool in Redis, the same as the picker's")

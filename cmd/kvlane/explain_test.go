@@ -41,7 +41,7 @@ func TestExplain(t *testing.T) {
 				root.SetOut(&out)
 				root.SetIn(strings.NewReader(d.Input))
 				if err := root.ExecuteContext(t.Context()); err != nil {
-					return err.Error() + "\n"
+					return out.String() + "error: " + err.Error() + "\n"
 				}
 				return out.String()
 			}

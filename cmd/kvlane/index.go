@@ -1,10 +1,12 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"syscall"
 	"text/tabwriter"
@@ -75,6 +77,9 @@ func newIndexDumpCommand(admin *[]string) *cobra.Command {
 				return fmt.Errorf("--admin names %d pickers: want one", len(*admin))
 			}
 			address := (*admin)[0]
+			if err := knownWorker(cmd.Context(), address, kvindex.WorkerID(worker)); err != nil {
+				return noPicker(address, err)
+			}
 			body, err := epp.NewClient(address).Dump(cmd.Context(), kvindex.WorkerID(worker))
 			if err != nil {
 				return noPicker(address, err)
@@ -105,7 +110,9 @@ it no longer has the first ones, its workers are unverifiable; it is then sent u
 to --probe known prompts with one output token each, and its count of cached
 tokens is compared with the index' answer.
 
-The exit status is 1 if anything differs.`,
+The exit status is 1 if anything differs, 2 if nothing does but a worker cannot be
+asked or could not be compared and no probe confirmed it, 3 if a picker cannot be
+asked.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if o.Wait < 0 || o.Probes < 0 {
@@ -121,15 +128,58 @@ The exit status is 1 if anything differs.`,
 			} else {
 				err = printReport(cmd.OutOrStdout(), report)
 			}
-			if err == nil && report.Differences > 0 {
-				err = fmt.Errorf("%d of %d rows differ", report.Differences, len(report.Rows))
+			if err != nil {
+				return err
 			}
-			return err
+			return verdict(report)
 		},
 	}
 	cmd.Flags().DurationVar(&o.Wait, "wait", o.Wait, "how long an index may take to agree")
 	cmd.Flags().IntVar(&o.Probes, "probe", o.Probes, "known prompts to send to an engine that cannot say all that it holds; 0 for none")
 	return cmd
+}
+
+// verdict is the error for a report that is not clean.
+func verdict(r verify.Report) error {
+	rows := len(r.Rows)
+	switch {
+	case r.Differences > 0:
+		return fmt.Errorf("%d of %d rows differ", r.Differences, rows)
+	case r.Unreachable > 0:
+		i := slices.IndexFunc(r.Rows, func(row verify.Row) bool { return row.State == verify.Unreachable })
+		return exitError{3, fmt.Errorf("the picker at %s cannot be asked: %s", r.Rows[i].Picker, r.Rows[i].Detail)}
+	case r.Unproved > 0:
+		return exitError{2, fmt.Errorf("%d of %d rows could not be compared", r.Unproved, rows)}
+	}
+	return nil
+}
+
+// knownWorker is an error with the names that there are if the picker does not know
+// the one that is asked for.
+func knownWorker(ctx context.Context, address string, worker kvindex.WorkerID) error {
+	if worker == "" {
+		return nil
+	}
+	view, err := epp.NewClient(address).Index(ctx)
+	if err != nil {
+		return err
+	}
+	var names []string
+	for _, w := range view.Workers {
+		names = append(names, string(w.Worker))
+	}
+	for _, o := range view.Owners {
+		names = append(names, string(o.Worker))
+	}
+	slices.Sort(names)
+	names = slices.Compact(names)
+	switch {
+	case slices.Contains(names, string(worker)):
+		return nil
+	case len(names) == 0:
+		return fmt.Errorf("--worker %s: the picker knows no worker", worker)
+	}
+	return fmt.Errorf("--worker %s: the picker does not know it; there are %s", worker, strings.Join(names, ", "))
 }
 
 // noPicker adds to an error that nobody listens what one can do.
@@ -202,7 +252,11 @@ func printReport(out io.Writer, r verify.Report) error {
 	if err := w.Flush(); err != nil {
 		return fmt.Errorf("print the report: %w", err)
 	}
-	fmt.Fprintf(out, "%d rows: %d differ, %d unverifiable (%.0f ms)\n", len(r.Rows), r.Differences, r.Unverified, r.TookMs)
+	fmt.Fprintf(out, "%d rows: %d differ, %d unverifiable", len(r.Rows), r.Differences, r.Unverified)
+	if r.Unreachable > 0 {
+		fmt.Fprintf(out, ", %d of pickers that cannot be asked", r.Unreachable)
+	}
+	fmt.Fprintf(out, " (%.0f ms)\n", r.TookMs)
 	return nil
 }
 

@@ -1,6 +1,10 @@
 package main
 
 import (
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
@@ -50,5 +54,37 @@ func TestPrintIndex(t *testing.T) {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("no %q in\n%s", want, out.String())
 		}
+	}
+}
+
+func TestVerdict(t *testing.T) {
+	rows := []verify.Row{{}, {Picker: "127.0.0.1:9090", State: verify.Unreachable, Detail: "connection refused"}}
+	for want, r := range map[string]verify.Report{
+		"":                        {Rows: rows, Unverified: 1},
+		"1 1 of 2 rows differ":    {Rows: rows, Differences: 1, Unproved: 1, Unreachable: 1},
+		"2 1 of 2 rows could not": {Rows: rows, Unproved: 1},
+		"3 the picker at 127.0.0.1:9090 cannot be asked: connection refused": {Rows: rows, Unproved: 1, Unreachable: 1},
+	} {
+		got := ""
+		if err := verdict(r); err != nil {
+			got = fmt.Sprintf("%d %v", exitCode(err), err)
+		}
+		if !strings.HasPrefix(got, want) || want == "" && got != "" {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}
+
+// A worker that the picker does not know is an error with those that it does.
+func TestDumpOfNobody(t *testing.T) {
+	page := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = w.Write([]byte(`{"workers":[{"worker":"b"}],"owners":[{"worker":"a"},{"worker":"b"}]}`))
+	}))
+	defer page.Close()
+	root := newRootCommand()
+	root.SetArgs([]string{"index", "dump", "--admin", page.URL, "--worker", "nope"})
+	root.SetOut(io.Discard)
+	if err := root.ExecuteContext(t.Context()); err == nil || !strings.Contains(err.Error(), "--worker nope: the picker does not know it; there are a, b") {
+		t.Errorf("got %v", err)
 	}
 }

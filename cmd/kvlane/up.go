@@ -36,7 +36,7 @@ redis-server that ends with the stack, a URL takes yours.`,
 	flags := cmd.Flags()
 	flags.BoolVar(&o.Once, "once", o.Once, "end after the demo")
 	flags.BoolVar(&o.NoDemo, "no-demo", o.NoDemo, "send no requests, only start and wait")
-	flags.BoolVar(&o.PD, "pd", o.PD, "separate workers for prefill and decode, half of the engines each")
+	flags.BoolVar(&o.PD, "pd", o.PD, "separate workers for decode and prefill: half of the engines decode, rounded up, the others prefill")
 	flags.IntVar(&o.Engines, "engines", o.Engines, "number of workers")
 	flags.StringVar(&o.Deployment, "deployment", o.Deployment, "model and GPUs whose step times the engines have")
 	flags.Float64Var(&o.TimeScale, "time-scale", o.TimeScale, "engines and the picker's constants run this many times faster")

@@ -15,6 +15,7 @@ import (
 
 // admin is the picker's page for operators:
 //
+//	GET  /  lists the others
 //	GET  /metrics, /healthz
 //	GET  /plans/{request-id}  where a request went and why
 //	POST /explain?path=/v1/chat/completions[&policy=kv]  the plan for a body, nothing is booked
@@ -35,7 +36,27 @@ func (a *admin) handler() http.Handler {
 	mux.HandleFunc("POST /explain", a.explain)
 	mux.HandleFunc("GET /endpoints", a.endpoints)
 	a.index.register(mux)
+	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, a.contents()) }) // the reader may be gone
 	return mux
+}
+
+// contents lists the pages.
+func (a *admin) contents() string {
+	text := `kvlane picker
+
+GET  /metrics              figures for Prometheus
+GET  /healthz              200 when requests are taken, else 503 and why
+GET  /endpoints            the pool as it is now
+GET  /plans/{request-id}   where a request went and why
+POST /explain?path=P       where a request with this body would go; nothing is booked
+GET  /index/stats          what is known of the workers' caches
+GET  /index/dump?worker=W  the blocks of all workers, or of one
+POST /index/overlap        {"chain":["hex"]}: leading blocks that each worker holds
+`
+	if a.page.Pprof {
+		text += "GET  /debug/pprof/         Go's profiles\n"
+	}
+	return text
 }
 
 func (a *admin) plan(w http.ResponseWriter, r *http.Request) {

@@ -72,6 +72,8 @@ func (s *source) watch(ctx context.Context, reports func(arrive bool), logger *s
 			switch {
 			case told:
 				logger.Info("the log is back", "log", s.name)
+			case now.Denied:
+				logger.Error("Redis refuses the user or password of the log's URL (AUTH); picks go on with what is known", "log", s.name, "err", now.Err)
 			case now.Full:
 				logger.Warn("Redis is full and takes no records; picks go on with what is known", "log", s.name, "err", now.Err)
 			default:

@@ -24,7 +24,7 @@ var allowed = map[string][]string{
 	// Wiring.
 	"cmd/kvlane":   all,
 	"internal/epp": all, // the picker as a process
-	"internal/up":  {"extproc", "internal/child", "internal/envoyconf", "internal/epp", "internal/timing"},
+	"internal/up":  {"extproc", "internal/child", "internal/envoyconf", "internal/epp", "internal/timing", "kvindex/redislog"},
 
 	// Pure: values in, values out.
 	"kvindex":         {},

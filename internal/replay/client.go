@@ -10,6 +10,7 @@ import (
 	"io"
 	"net/http"
 	"strconv"
+	"strings"
 	"time"
 )
 
@@ -162,7 +163,7 @@ func (a *Answer) event(data []byte, scheduled time.Time) error {
 
 // plan asks the picker where a request went; empty when it does not know.
 func (c *Client) plan(ctx context.Context, id string) (worker, reason string) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+c.Admin+"/plans/"+id, http.NoBody)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+strings.TrimSuffix(strings.TrimPrefix(c.Admin, "http://"), "/")+"/plans/"+id, http.NoBody)
 	if err != nil {
 		return "", ""
 	}

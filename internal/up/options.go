@@ -172,5 +172,9 @@ const stopGrace = 5 * time.Second
 // seconds on a busy laptop.
 const startTimeout = 60 * time.Second
 
+// redisTimeout bounds the question whether a Redis that is not the stack's own is
+// there.
+const redisTimeout = 3 * time.Second
+
 // pingTimeout bounds one question to a Redis that starts.
 const pingTimeout = time.Second

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kvlane/kvlane/internal/epp"
+	"github.com/kvlane/kvlane/kvindex/redislog"
 )
 
 // Run starts the stack, waits until it answers, runs the demo and keeps the
@@ -17,6 +18,9 @@ import (
 // stopped.
 func Run(ctx context.Context, o Options) error {
 	if err := errors.Join(o.Validate(), o.Ports.CheckFree(ctx)); err != nil {
+		return err
+	}
+	if err := o.askRedis(ctx); err != nil {
 		return err
 	}
 	if err := o.write(); err != nil {
@@ -30,6 +34,23 @@ func Run(ctx context.Context, o Options) error {
 		return nil
 	}
 	return err
+}
+
+// askRedis finds out before anything starts whether a Redis that is not the stack's
+// own is there and takes its user.
+func (o Options) askRedis(ctx context.Context) error {
+	if o.Redis == "" || o.Redis == Embedded {
+		return nil
+	}
+	log, err := redislog.New(redislog.Options{URL: o.Redis, Timeout: redisTimeout})
+	if err != nil {
+		return fmt.Errorf("--redis: %w", err)
+	}
+	defer func() { _ = log.Close() }() // nothing was written
+	if err := log.Ping(ctx); err != nil {
+		return fmt.Errorf("--redis: %w", err)
+	}
+	return nil
 }
 
 func (o Options) run(ctx context.Context, s *stack) error {

@@ -169,3 +169,13 @@ func TestFindEnvoy(t *testing.T) {
 		t.Errorf("absent: got %v", err)
 	}
 }
+
+// A Redis that is not there is found out before anything starts.
+func TestDeadRedis(t *testing.T) {
+	o := Default()
+	o.Redis, o.Dir = "redis://user:secret@"+porttest.Address(t), t.TempDir()
+	err := o.askRedis(t.Context())
+	if err == nil || !strings.Contains(err.Error(), "Redis at 127.0.0.1:") || !strings.Contains(err.Error(), "refused") || strings.Contains(err.Error(), "secret") {
+		t.Errorf("got %v", err)
+	}
+}

@@ -68,22 +68,34 @@ type Probe struct {
 // wrong reports whether an answer contradicted the index.
 func (p *Probe) wrong() bool { return p != nil && p.More+p.Less > 0 }
 
+// right reports whether answers confirmed the index, and none contradicted it.
+func (p *Probe) right() bool { return p != nil && p.Error == "" && p.Agreed > 0 && !p.wrong() }
+
 // Report is the result of one [Run].
 type Report struct {
 	Rows []Row `json:"rows"`
-	// Differences counts the rows that are wrong: different, stale, of a picker that
-	// cannot be asked, or contradicted by a probe.
+	// Differences counts the rows that are wrong: different, stale, or contradicted
+	// by a probe.
 	Differences int `json:"differences"`
-	// Unverified counts the rows that could not be compared.
-	Unverified int     `json:"unverified"`
-	TookMs     float64 `json:"tookMs"`
+	// Unverified counts the rows that could not be compared, Unproved those among them
+	// that no probe has confirmed either.
+	Unverified int `json:"unverified"`
+	Unproved   int `json:"unproved"`
+	// Unreachable counts the rows of pickers that do not answer.
+	Unreachable int     `json:"unreachable"`
+	TookMs      float64 `json:"tookMs"`
 }
 
 func (r *Report) count() {
 	for i := range r.Rows {
 		switch row := &r.Rows[i]; {
+		case row.State == Unreachable:
+			r.Unreachable++
 		case row.State == Unverifiable && !row.Probe.wrong():
 			r.Unverified++
+			if !row.Probe.right() {
+				r.Unproved++
+			}
 		case row.State != Same:
 			r.Differences++
 		}

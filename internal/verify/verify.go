@@ -248,7 +248,7 @@ func (s *subject) judge(before, after *listing.Listing, err error) {
 }
 
 // orphaned judges an index whose worker cannot be asked. Where nothing listens
-// any more the index must hold nothing.
+// any more the index must hold nothing; that it does not proves nothing.
 func (s *subject) orphaned(err error) {
 	s.detail = err.Error()
 	s.last = compare(nil, s.index, nil)
@@ -258,7 +258,7 @@ func (s *subject) orphaned(err error) {
 	}
 	switch {
 	case blocks == 0:
-		s.state = Same
+		s.state = Unverifiable
 	case errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, errNoAgent):
 		s.state = Stale
 	default:

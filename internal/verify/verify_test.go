@@ -210,7 +210,11 @@ func show(r verify.Report, called map[string]string) string {
 			line += fmt.Sprintf(", moving %d", row.Moving)
 		}
 		if row.State == verify.Unverifiable {
-			line += ": " + row.Detail
+			detail := row.Detail
+			if strings.Contains(detail, "connection refused") { // behind an address that is another one each time
+				detail = "connection refused"
+			}
+			line += ": " + detail
 		}
 		if row.Probe != nil {
 			line += fmt.Sprintf(", probe %+v", *row.Probe)
@@ -222,6 +226,10 @@ func show(r verify.Report, called map[string]string) string {
 			out.WriteString(l + "\n")
 		}
 	}
-	fmt.Fprintf(&out, "%d differ, %d unverified\n", r.Differences, r.Unverified)
+	fmt.Fprintf(&out, "%d differ, %d unverified", r.Differences, r.Unverified)
+	if r.Unproved != r.Unverified || r.Unreachable > 0 {
+		fmt.Fprintf(&out, " (%d not proved), %d unreachable", r.Unproved, r.Unreachable)
+	}
+	out.WriteString("\n")
 	return out.String()
 }

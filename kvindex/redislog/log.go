@@ -29,6 +29,7 @@ type Log struct {
 	opts    Options
 	keys    keys
 	client  redis.UniversalClient
+	where   string // host:port or path, of all servers
 	scripts scripts
 	// session and next make tokens that nobody else makes.
 	session string
@@ -56,6 +57,7 @@ func New(opts Options) (*Log, error) {
 	}
 	return &Log{
 		opts: opts, keys: newKeys(opts.Prefix, opts.Pool), client: s.client(opts.Timeout), scripts: newScripts(),
+		where:   strings.Join(s.addrs, ", "),
 		session: strconv.FormatUint(rand.Uint64(), 36), writers: map[kvindex.WorkerID]*writer{},
 	}, nil
 }
@@ -87,7 +89,26 @@ func (l *Log) run(ctx context.Context, s *redis.Script, args ...any) ([]any, err
 	defer cancel()
 	reply, err := s.Run(ctx, l.client, []string{l.keys.log()}, args...).Slice()
 	l.status.saw(writing, err)
-	return reply, err
+	return reply, explained(err)
+}
+
+// Ping asks the server whether it is there and takes this user; an error says where
+// it was looked for.
+func (l *Log) Ping(ctx context.Context) error {
+	ctx, cancel := l.limit(ctx)
+	defer cancel()
+	if err := explained(l.client.Ping(ctx).Err()); err != nil {
+		return fmt.Errorf("ask Redis at %s: %w", l.where, err)
+	}
+	return nil
+}
+
+// explained says of an error that it is about user and password, if it is.
+func explained(err error) error {
+	if denied(err) {
+		return fmt.Errorf("%w: %w", kvindex.ErrDenied, err)
+	}
+	return err
 }
 
 // Drop ends a worker's lease now: every reader gets a Bye, its keys go. It is for

@@ -2,6 +2,7 @@ package redislog
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net"
@@ -540,5 +541,25 @@ func TestMembers(t *testing.T) {
 	m.until("who did not come back", func() bool { return slices.Contains(m.byes, "a") })
 	if m.index.Stats().Blocks > 0 {
 		t.Error("content was read")
+	}
+}
+
+// TestDenied: a wrong password is told apart from a server that is away, and ends
+// when it is right.
+func TestDenied(t *testing.T) {
+	s := redistest.Start(t, redistest.Options{Password: "geheim"})
+	for _, url := range []string{"redis://" + s.Addr, "redis://:falsch@" + s.Addr, "redis://nobody:geheim@" + s.Addr} {
+		l := open(t, url, nil)
+		err := l.Append(t.Context(), []kvindex.Record{hello("w", time.Second)})
+		if st := l.Status(); !errors.Is(err, kvindex.ErrDenied) || !st.Denied || st.Connected || !strings.Contains(st.Err, "AUTH") {
+			t.Errorf("%s: %v, %+v", url, err, st)
+		}
+		if err := l.Ping(t.Context()); !errors.Is(err, kvindex.ErrDenied) || !strings.Contains(err.Error(), s.Addr) || strings.Contains(err.Error(), "falsch") {
+			t.Errorf("%s: ping: %v", url, err)
+		}
+	}
+	l := open(t, s.URL(), nil)
+	if err := errors.Join(l.Ping(t.Context()), l.Append(t.Context(), []kvindex.Record{hello("w", time.Second)})); err != nil || l.Status().Denied {
+		t.Errorf("with the right one: %v", err)
 	}
 }

@@ -20,6 +20,8 @@ type Status struct {
 	// memory limit ("OOM"): it can be read, and nothing can be written.
 	Err  string
 	Full bool
+	// Denied says that it was the user, the password or what the user may do.
+	Denied bool
 	// Complete: a reader of this log has been given the present state. ID is the
 	// log's as it was read last: a new one means that Redis was emptied.
 	Complete bool
@@ -119,9 +121,9 @@ func (r *reporter) judge() {
 	if connected := worst == nil; connected != r.s.Connected || r.s.Since.IsZero() {
 		r.s.Connected, r.s.Since = connected, time.Now()
 	}
-	r.s.Err, r.s.Full = "", false
+	r.s.Err, r.s.Full, r.s.Denied = "", false, false
 	if worst != nil {
-		r.s.Err, r.s.Full = worst.Error(), full(worst)
+		r.s.Err, r.s.Full, r.s.Denied = explained(worst).Error(), full(worst), denied(worst)
 	}
 }
 
@@ -141,4 +143,17 @@ func isReply(err error) bool {
 // full reports whether the server refused a write for want of memory.
 func full(err error) bool {
 	return err != nil && strings.Contains(err.Error(), "OOM command not allowed")
+}
+
+// denied reports whether the server let the user not in, or not do what it has to.
+func denied(err error) bool {
+	if err == nil {
+		return false
+	}
+	for _, text := range []string{"WRONGPASS", "NOAUTH", "NOPERM", "unauthenticated", "invalid password", "without any password configured"} {
+		if strings.Contains(err.Error(), text) {
+			return true
+		}
+	}
+	return false
 }
