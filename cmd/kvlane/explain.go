@@ -30,7 +30,8 @@ choice and its reason.
 
 With a request id (the x-request-id of an answer) it shows the plan that was
 made. Without one it reads a request's body from standard input and shows the
-plan that would be made now; nothing is sent or booked.`,
+plan that would be made now; nothing is sent or booked. The exit status is 1 if such
+a request would be refused.`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(f.admin) == 0 {
@@ -41,9 +42,14 @@ plan that would be made now; nothing is sent or booked.`,
 				return noPicker(strings.Join(f.admin, ", "), err)
 			}
 			if f.json {
-				return printJSON(cmd.OutOrStdout(), view)
+				err = printJSON(cmd.OutOrStdout(), view)
+			} else {
+				err = printPlan(cmd.OutOrStdout(), view)
 			}
-			return printPlan(cmd.OutOrStdout(), view)
+			if err == nil && len(args) == 0 && view.Refusal != "" {
+				err = fmt.Errorf("such a request would be refused: %s", view.Refusal)
+			}
+			return err
 		},
 	}
 	flags := cmd.Flags()
@@ -106,7 +112,7 @@ func printPlan(out io.Writer, v epp.PlanView) error {
 	}
 	fmt.Fprintln(out)
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(w, "worker\tcached\tqueue\tload\tprefill\ttransfer\tadapter\tdecode\tdelay\ttotal ms\t")
+	fmt.Fprintln(w, "worker\tcached\tqueue\tload\tprefill\ttransfer\tadapter\tdecode\tdelay\tadjust\ttotal ms\tcarry\tfirst token\t")
 	for i := range v.Costs {
 		printCost(w, &v.Costs[i])
 	}
@@ -118,9 +124,12 @@ func printPlan(out io.Writer, v epp.PlanView) error {
 	}
 	fmt.Fprint(out, `
 cached   tokens that need no prefill there
-queue    until its prefill can start; load: bringing blocks from slower tiers;
-         prefill, transfer, adapter, decode: until its first token
-delay    imposed on the requests that are already there
+queue    until its prefill can start; load: bringing blocks from slower tiers
+decode   a step with the request, its time between tokens; delay: imposed on the
+         requests that are already there; adjust: sessions, failures, scorers
+total    the price: the sum of what is left of it; not in it are carry, the decode
+         steps that its prefill shares the engine with, and first token: when that
+         is predicted, after queue, load, prefill, transfer, adapter and carry
 `)
 	return nil
 }
@@ -137,8 +146,8 @@ func printCost(w io.Writer, c *picker.Cost) {
 	if c.Excluded != "" {
 		total = c.Excluded
 	}
-	fmt.Fprintf(w, "%s\t%d\t%.1f\t%.1f\t%.1f\t%.1f\t%.1f\t%.1f\t%.1f\t%s\t\n",
-		name, c.Cached, c.Queue, c.Load, c.Compute, c.Transfer, c.Adapter, c.Decode, c.Delay, total)
+	fmt.Fprintf(w, "%s\t%d\t%.1f\t%.1f\t%.1f\t%.1f\t%.1f\t%.1f\t%.1f\t%.1f\t%s\t%.1f\t%.1f\t\n",
+		name, c.Cached, c.Queue, c.Load, c.Compute, c.Transfer, c.Adapter, c.Decode, c.Delay, c.Adjust, total, c.Carry, c.TTFT())
 }
 
 // meaning is a reason in a sentence.
@@ -152,6 +161,8 @@ func meaning(r picker.Reason) string {
 		return "another worker holds more of the prompt, but waiting for it costs more"
 	case picker.ReasonRemote:
 		return "prefilling on another worker and handing over costs least"
+	case picker.ReasonSLO:
+		return "it costs least of those that are predicted to keep the targets"
 	case picker.ReasonPolicy:
 		return "a policy for comparison chose"
 	case picker.ReasonNoEndpoint:
