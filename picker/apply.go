@@ -104,8 +104,10 @@ func (p *Pool) hello(w *worker, h *kvindex.Hello) {
 		return // a heartbeat
 	}
 	d := p.deployment(h.Deployment)
+	if prior := d.Timing().Scaled(1 / p.config.TimeScale); w.deployed != d.Name || w.hello.Role != h.Role {
+		w.timing, w.watch = prior, watch{learner: timing.NewLearner(prior)}
+	}
 	w.deployed, w.kvBytes = d.Name, d.KVBytesPerToken
-	w.timing = d.Timing().Scaled(1 / p.config.TimeScale)
 	w.hello = *h
 	w.hello.Served, w.hello.Adapters, w.hello.Loading = slices.Clone(h.Served), slices.Clone(h.Adapters), slices.Clone(h.Loading)
 	w.hello.Tiers = slices.Clone(h.Tiers)
@@ -137,6 +139,10 @@ func (p *Pool) deployment(name string) timing.Deployment {
 // load applies a report: first what it says of bookings, then its figures, which
 // include exactly the accepted ones.
 func (p *Pool) load(w *worker, l *kvindex.Load, now time.Time) {
+	if p.config.Learn {
+		p.watch(w, l, now)
+		defer p.relearn(now)
+	}
 	since := w.queue.reported
 	p.judge(w, l, now)
 	for _, id := range l.Accepted {

@@ -53,6 +53,8 @@ type Config struct {
 	DomainBandwidth float64 `yaml:"domainBandwidth"`
 	RackBandwidth   float64 `yaml:"rackBandwidth"`
 	FarBandwidth    float64 `yaml:"farBandwidth"`
+	// Learn corrects the timing constants of workers by what their load reports show.
+	Learn bool `yaml:"learn"`
 	// TimeScale divides every time constant: engines run that many times faster
 	// than their deployment says (simulated ones under replay); at least 1.
 	TimeScale float64 `yaml:"timeScale"`
@@ -129,6 +131,7 @@ func DefaultConfig() Config {
 		RackBandwidth:          1,
 		FarBandwidth:           0.25,
 
+		Learn:             true,
 		TimeScale:         1,
 		DefaultDeployment: timing.DefaultDeployment,
 		DefaultLease:      5 * time.Second,

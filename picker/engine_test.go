@@ -28,6 +28,7 @@ type job struct {
 	id                        string
 	left, cached              int // tokens to prefill, tokens before them
 	output                    int // tokens to decode
+	prompt, hit, answer       int // all tokens of the prompt, cached ones at first, tokens generated
 	arrived, first, predicted float64
 }
 
@@ -38,6 +39,7 @@ type share struct {
 }
 
 func (e *engine) submit(j *job) {
+	j.prompt, j.hit = j.left+j.cached, j.cached
 	e.waiting = append(e.waiting, j)
 	e.load.Accepted = append(e.load.Accepted, j.id)
 }
@@ -56,7 +58,7 @@ func (e *engine) run(until float64) {
 
 // begin composes the step that starts at busy and moves busy to its end.
 func (e *engine) begin() {
-	budget, prefill, resident := e.chunk, 0.0, 0
+	budget, prefill, resident := e.chunk-len(e.running), 0.0, 0
 	for _, j := range e.running {
 		resident += j.cached
 	}
@@ -83,21 +85,31 @@ func (e *engine) begin() {
 func (e *engine) end() {
 	still := e.running[:0]
 	for _, j := range e.running {
+		j.answer++
 		if j.cached, j.output = j.cached+1, j.output-1; j.output > 0 {
 			still = append(still, j)
 			continue
 		}
-		e.load.Done = append(e.load.Done, kvindex.Sample{Booking: j.id})
+		e.load.Done = append(e.load.Done, j.sample(e.busy))
 	}
 	e.running = still
 	for _, s := range e.step {
 		if s.job.left, s.job.cached = s.job.left-s.tokens, s.job.cached+s.tokens; s.job.left == 0 {
 			e.waiting, e.running = e.waiting[1:], append(e.running, s.job)
-			s.job.first = e.busy
-			e.load.FirstToken = append(e.load.FirstToken, kvindex.Sample{Booking: s.job.id})
+			s.job.first, s.job.answer = e.busy, 1
+			s.job.cached++
+			e.load.FirstToken = append(e.load.FirstToken, s.job.sample(e.busy))
 		}
 	}
 	e.step = e.step[:0]
+}
+
+// sample is what the agent says of a job.
+func (j *job) sample(now float64) kvindex.Sample {
+	return kvindex.Sample{
+		Booking: j.id, PromptTokens: int32(j.prompt), CachedTokens: int32(j.hit), OutputTokens: int32(j.answer),
+		FirstTokenMs: j.first - j.arrived, TotalMs: now - j.arrived,
+	}
 }
 
 // report is the load now.

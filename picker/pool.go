@@ -39,6 +39,10 @@ type Pool struct {
 	picking   picking
 	base      time.Time // of the clocks
 
+	// learned is what was learned of each kind of workers, at learnedAt.
+	learned   []ClassStats
+	learnedAt time.Time
+
 	bookings map[string]*booking
 	// Each booking is in one of these, ordered by when it is due.
 	unreported list // our own, until the workers have reported every leg

@@ -1,6 +1,7 @@
 package picker
 
 import (
+	"slices"
 	"time"
 
 	"github.com/kvlane/kvlane/kvindex"
@@ -15,6 +16,9 @@ type PoolStats struct {
 	// Shared are those of other replicas, as far as they were announced.
 	Shared    int
 	PerWorker []WorkerStats // sorted by worker, then rank
+	// Classes are what was learned of the workers' timing, sorted by deployment, role and
+	// kind; none where the picker does not learn.
+	Classes []ClassStats
 
 	// Totals since the start: picks with and without a target, bookings that
 	// nobody closed within their lease, closes of names that were not booked,
@@ -76,6 +80,7 @@ func (p *Pool) Stats(now time.Time) PoolStats {
 		Sessions: p.sessions.live(now), Ejections: p.counts.ejections, Kept: p.counts.kept, Resorted: p.counts.resorted, Failures: p.counts.blamed,
 		Heard: p.counts.heard, Late: p.counts.late, Clashes: p.counts.clashes, Overflow: p.counts.overflow, Lapsed: p.counts.lapsed,
 	}
+	s.Classes = slices.Clone(p.learned)
 	for _, b := range p.bookings {
 		switch {
 		case b.own():

@@ -49,6 +49,7 @@ type worker struct {
 	// shared and sharedAccepted are those of other replicas among them.
 	shared, sharedAccepted int
 	queue                  queue
+	watch                  watch
 
 	health   health
 	failures uint64 // ever
@@ -90,6 +91,7 @@ func (w *worker) rates() rates {
 // the legs.
 func (w *worker) forget() {
 	w.load, w.others, w.queue = kvindex.Load{}, 0, queue{}
+	w.watch.reset()
 	w.touch()
 }
 

@@ -77,6 +77,7 @@ func (c *Config) keys() []key {
 			value("domainBandwidth", &c.Picker.DomainBandwidth),
 			value("rackBandwidth", &c.Picker.RackBandwidth),
 			value("farBandwidth", &c.Picker.FarBandwidth),
+			value("learn", &c.Picker.Learn),
 			value("timeScale", &c.Picker.TimeScale),
 			value("defaultDeployment", &c.Picker.DefaultDeployment),
 			value("defaultLease", &c.Picker.DefaultLease),

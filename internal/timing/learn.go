@@ -12,8 +12,8 @@ type Work struct {
 	Decodes, Sequences, Context float64
 }
 
-// constants is how many a model has.
-const constants = 6
+// constants is how many a model has, half of them of prefill.
+const constants, half = 6, 3
 
 // vector is one figure for each constant of a model, in the order of [Work].
 type vector [constants]float64
@@ -63,6 +63,8 @@ type Learner struct {
 	// wrong and wrongPrior are the faded sums of the relative errors of the estimate and of
 	// the prior, each before the observation was taken in.
 	wrong, wrongPrior float64
+	// spent are the faded sums of the prior's times of prefill and of decode, ms.
+	spent [2]float64
 	// spread is the usual size of an error, in units of the noise that was said of it.
 	spread            float64
 	samples, rejected uint64
@@ -140,6 +142,8 @@ func (l *Learner) take(x vector, over, ms, noise float64) {
 	own := ms - expected
 	noise += noiseShare * expected // not of ms: what happens to be short must not count for more
 	const keep = 1 - 1.0/memory
+	l.spent[0] = keep*l.spent[0] + x[0] + x[1] + x[2]
+	l.spent[1] = keep*l.spent[1] + x[3] + x[4] + x[5]
 	l.count = keep*l.count + 1
 	l.wrong = keep*l.wrong + min(1, math.Abs(own)/ms)
 	l.wrongPrior = keep*l.wrongPrior + min(1, math.Abs(over)/ms)
@@ -175,6 +179,8 @@ func (l *Learner) Add(o *Learner) {
 		l.sums[i] += o.sums[i]
 	}
 	l.count += o.count
+	l.spent[0], l.spent[1] = l.spent[0]+o.spent[0], l.spent[1]+o.spent[1]
+	l.spread = max(l.spread, o.spread)
 	l.wrong, l.wrongPrior = l.wrong+o.wrong, l.wrongPrior+o.wrongPrior
 	l.samples, l.rejected = l.samples+o.samples, l.rejected+o.rejected
 }
@@ -269,42 +275,58 @@ func (l *Learner) Rejected() uint64 { return l.rejected }
 // Count is the number of observations in the estimate, the older ones faded.
 func (l *Learner) Count() float64 { return l.count }
 
-// Pace is how the engines' prefill and decode compare with a model in all that was
-// observed of them: two factors, each with its standard deviation.
-func (l *Learner) Pace(m Model) (prefill, decode Factor) {
-	var scale vector // of the model, in units of the prior
-	for i, c := range m.vector() {
-		if l.prior[i] > 0 {
-			scale[i] = c / l.prior[i]
-		}
-	}
-	// The two factors are least squares too, with a prior of 1 +- 1.
-	const half = constants / 2
+// Factor is an estimate and its standard deviation.
+type Factor struct{ Value, Deviation float64 }
+
+// Pace is how fast engines are, by factors of the prior's times.
+type Pace struct {
+	Prefill, Decode Factor
+	// Share is the part of the time that the prior would have taken for prefill.
+	Share      float64
+	covariance float64 // of the two
+}
+
+// Mix is the factor of work that is prefill by that share.
+func (p Pace) Mix(share float64) Factor {
+	a, b := share, 1-share
+	va, vb := p.Prefill.Deviation*p.Prefill.Deviation, p.Decode.Deviation*p.Decode.Deviation
+	return Factor{a*p.Prefill.Value + b*p.Decode.Value, math.Sqrt(max(0, a*a*va+2*a*b*p.covariance+b*b*vb))}
+}
+
+// Pace compares what was observed with the prior.
+func (l *Learner) Pace() Pace {
+	// Least squares of two factors, with a prior of 1 +- 1.
 	aa, ab, bb := 1.0, 0.0, 1.0
 	ya, yb := 0.0, 0.0
-	for i := range scale {
-		left := l.sums[i]
-		for j := range scale {
-			s := l.seen.at(i, j)
-			left += s * (1 - scale[j]) // the time beyond the model's, not the prior's
-			switch v := scale[i] * s * scale[j]; {
-			case i < half && j < half:
-				aa += v
-			case i >= half && j >= half:
-				bb += v
+	for i := range l.sums {
+		for j := range i + 1 {
+			v := l.seen[i][j]
+			if i != j {
+				v *= 2
+			}
+			switch {
 			case i < half:
-				ab += v
+				aa += v
+			case j >= half:
+				bb += v
+			default:
+				ab += v / 2
 			}
 		}
 		if i < half {
-			ya += scale[i] * left
+			ya += l.sums[i]
 		} else {
-			yb += scale[i] * left
+			yb += l.sums[i]
 		}
 	}
-	det := aa*bb - ab*ab
-	return Factor{1 + (bb*ya-ab*yb)/det, math.Sqrt(bb/det) * l.spread}, Factor{1 + (aa*yb-ab*ya)/det, math.Sqrt(aa/det) * l.spread}
+	det, spread := aa*bb-ab*ab, l.spread*l.spread
+	p := Pace{
+		Prefill:    Factor{1 + (bb*ya-ab*yb)/det, math.Sqrt(bb / det * spread)},
+		Decode:     Factor{1 + (aa*yb-ab*ya)/det, math.Sqrt(aa / det * spread)},
+		covariance: -ab / det * spread,
+	}
+	if sum := l.spent[0] + l.spent[1]; sum > 0 {
+		p.Share = l.spent[0] / sum
+	}
+	return p
 }
-
-// Factor is an estimate and its standard deviation.
-type Factor struct{ Value, Deviation float64 }

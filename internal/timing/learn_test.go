@@ -117,8 +117,8 @@ func TestLearnerPartial(t *testing.T) {
 	if got, p := l.Model().Prefill, prior().Prefill; got.B <= p.B || got.B > 1.6*p.B {
 		t.Errorf("prefill %+v from decode alone, prior %+v", got, p)
 	}
-	if p, d := l.Pace(prior()); math.Abs(d.Value-2) > 0.02 || d.Deviation > 0.01 || p.Deviation < 0.9 {
-		t.Errorf("pace: prefill %+v, decode %+v, want unknown and 2", p, d)
+	if p := l.Pace(); math.Abs(p.Decode.Value-2) > 0.02 || p.Decode.Deviation > 0.01 || p.Prefill.Deviation < 0.9 || p.Share != 0 {
+		t.Errorf("pace: %+v, want unknown and 2", p)
 	}
 }
 
@@ -136,12 +136,11 @@ func TestLearnerAdd(t *testing.T) {
 	if both.Samples() != 600 || math.Abs(both.Count()-fast.Count()-slow.Count()) > 1e-9 {
 		t.Errorf("%d samples, count %v", both.Samples(), both.Count())
 	}
-	fp, fd := fast.Pace(prior())
-	sp, sd := slow.Pace(prior())
+	f, s := fast.Pace(), slow.Pace()
 	for _, f := range []struct {
 		got  Factor
 		want float64
-	}{{fp, 0.7}, {fd, 0.7}, {sp, 1.3}, {sd, 1.3}} {
+	}{{f.Prefill, 0.7}, {f.Decode, 0.7}, {f.Mix(0.5), 0.7}, {s.Prefill, 1.3}, {s.Decode, 1.3}, {s.Mix(0.1), 1.3}} {
 		if math.Abs(f.got.Value-f.want) > 0.03 {
 			t.Errorf("pace %+v, want %v", f.got, f.want)
 		}
@@ -298,19 +297,18 @@ func FuzzLearner(f *testing.F) {
 }
 
 func sane(l *Learner) error {
-	p := l.prior
 	for i, c := range l.Model().vector() {
-		if !(c >= leastKnown*p[i]*(1-1e-9) && c <= mostKnown*p[i]*(1+1e-9)) {
-			return fmt.Errorf("constant %d: %v, prior %v", i, c, p[i])
+		if at := l.prior[i]; !(c >= leastKnown*at*(1-1e-9) && c <= mostKnown*at*(1+1e-9)) {
+			return fmt.Errorf("constant %d: %v, prior %v", i, c, at)
 		}
 	}
 	if c := l.Confidence(); !(c >= 0 && c <= 1) {
 		return fmt.Errorf("confidence %v", c)
 	}
-	a, b := l.Pace(l.Model())
-	for _, v := range []float64{a.Value, a.Deviation, b.Value, b.Deviation, l.spread, l.count} {
+	p, m := l.Pace(), l.Pace().Mix(0.5)
+	for _, v := range []float64{p.Prefill.Value, p.Prefill.Deviation, p.Decode.Value, p.Decode.Deviation, p.Share, m.Value, m.Deviation, l.spread, l.count} {
 		if math.IsNaN(v) || math.IsInf(v, 0) {
-			return fmt.Errorf("pace %v %v, spread %v, count %v", a, b, l.spread, l.count)
+			return fmt.Errorf("pace %v, spread %v, count %v", p, l.spread, l.count)
 		}
 	}
 	return nil

@@ -19,7 +19,6 @@ func (m *matrix) at(i, j int) float64 {
 // The matrix has so few distinct entries that the inverse has a closed form: on a
 // part's differences it is 1/own^2, on the parts' sums what is left.
 func priorInformation() matrix {
-	const half = constants / 2
 	own := ownDeviation * ownDeviation
 	part := half * partDeviation * partDeviation
 	common := constants * commonDeviation * commonDeviation

@@ -1,0 +1,102 @@
+package picker
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/kvlane/kvlane/internal/timing"
+	"github.com/kvlane/kvlane/kvindex"
+)
+
+// TestLearnFromEngines lets two pairs of engines, the second pair a third faster and
+// both not as their deployment says, report as agents do: when something happened,
+// but not more often than every 20 ms.
+func TestLearnFromEngines(t *testing.T) {
+	for _, tc := range []struct {
+		name           string
+		every          float64 // mean ms between arrivals on an engine
+		tokens, output int     // mean
+		within         float64 // of the time of usual work
+	}{
+		{"chat", 300, 1500, 150, 0.05},
+		{"long prompts", 900, 8000, 100, 0.05},
+		{"overload", 250, 6000, 40, 0.05},
+		{"short prompts, many", 30, 100, 100, 0.06},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			seed := rand.Uint64()
+			t.Logf("seed %d", seed)
+			r := rand.New(rand.NewPCG(seed, 1))
+			p := newTestPool(4)
+			prior := p.workers[0].timing
+			truth := []timing.Model{prior.Scaled(1.5), prior.Scaled(1.5), prior, prior}
+			for i := range truth {
+				drive(r, p, i, truth[i], tc.every, tc.tokens, tc.output)
+			}
+			p.relearn(epochStart().Add(time.Hour))
+			for i, w := range p.workers {
+				if got := unlike(w.timing, truth[i]); got > tc.within {
+					t.Errorf("worker %d: off by %.3f: %+v, want %+v", i, got, w.timing, truth[i])
+				}
+			}
+			for _, c := range p.learned {
+				t.Logf("%+v", c)
+				if c.Workers != 2 || !c.Learned || c.Samples == 0 {
+					t.Errorf("a kind of %d workers, learned %v of %d samples", c.Workers, c.Learned, c.Samples)
+				}
+			}
+		})
+	}
+}
+
+// drive plays two minutes of arrivals on one engine.
+func drive(r *rand.Rand, p *Pool, worker int, truth timing.Model, every float64, tokens, output int) {
+	e := engine{model: truth, chunk: 8192}
+	owner := kvindex.Owner{Worker: workerID(worker)}
+	next, reported, n := 0.0, 0.0, 0
+	report := func(now float64) {
+		reported = now
+		p.Apply(&kvindex.Record{Owner: owner, Epoch: 1, Term: 1, Kind: kvindex.KindLoad, Load: e.report()}, epochStart().Add(duration(now)))
+	}
+	for now := 0.0; now < 120_000; {
+		due := reported + 500
+		if len(e.load.Accepted)+len(e.load.FirstToken)+len(e.load.Done) > 0 {
+			due = reported + 20
+		}
+		step := math.Inf(1) // the end of the running one
+		if len(e.running)+len(e.waiting) > 0 {
+			step = e.busy
+		}
+		now = max(now, min(next, due, step))
+		if e.run(now); now == next {
+			next += every * r.ExpFloat64()
+			n++
+			e.submit(&job{
+				id: fmt.Sprintf("w%d-%d", worker, n), left: 1 + int(float64(tokens)*r.ExpFloat64()), arrived: now,
+				output: 1 + int(float64(output)*r.ExpFloat64()),
+			})
+			e.run(now)
+		}
+		if now >= due {
+			report(now)
+		}
+	}
+}
+
+// unlike is the mean relative difference of two models over usual work.
+func unlike(a, b timing.Model) float64 {
+	sum, n := 0.0, 0.0
+	for _, u := range []float64{100, 1000, 8000} {
+		for _, decoding := range []float64{0, 2, 10, 30} {
+			w := timing.Work{Steps: 1, Tokens: u, Area: u * u / 2, Sequences: decoding, Context: 3000 * decoding}
+			if decoding > 0 {
+				w.Decodes = 1
+			}
+			sum, n = sum+math.Abs(a.Ms(w)/b.Ms(w)-1), n+1
+		}
+	}
+	return sum / n
+}
