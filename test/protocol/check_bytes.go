@@ -47,9 +47,10 @@ func byteChecks() []Check {
 		bytesCheck("lone-surrogate", "An escaped half of a surrogate pair passes unchanged, or is refused with 400.", true, func(l *lab) []byte {
 			return l.document(`"user":"\ud83d"`)
 		}),
-		bytesCheck("deep-nesting", "A document nested 100,000 deep passes unchanged, or is refused with 400; it ends no process.", true, func(l *lab) []byte {
-			return l.document(`"x":` + strings.Repeat("[", 100_000) + strings.Repeat("]", 100_000))
-		}),
+		bytesCheck("deep-nesting", "A document nested 100,000 deep passes unchanged, or is refused with 400; it ends no process.",
+			true, func(l *lab) []byte {
+				return l.document(`"x":` + strings.Repeat("[", 100_000) + strings.Repeat("]", 100_000))
+			}),
 		bytesCheck("not-json", "A body that is no JSON passes unchanged, or is refused with 400.", true, func(*lab) []byte {
 			return []byte("{\"model\": prompt=hello")
 		}),

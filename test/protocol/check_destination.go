@@ -11,7 +11,7 @@ import (
 
 // destinationChecks are about the answer's address.
 func destinationChecks() []Check {
-	return []Check{
+	return append([]Check{
 		{
 			ID: "destination/header-equals-metadata", Source: FromProtocol,
 			Rule: "The destination is in a request header and in the dynamic metadata envoy.lb, and both are equal.",
@@ -24,7 +24,7 @@ func destinationChecks() []Check {
 		},
 		{
 			ID: "destination/header-equals-metadata-with-body", Source: FromProtocol,
-			Rule: "The same holds for a request whose body decides.",
+			Rule: "Header and metadata are equal also for a request whose body decides.",
 			run: func(ctx context.Context, l *lab) error {
 				t := l.play(ctx, script(post(completionsPath), bodyMessage(l.completion(3000), true))...)
 				if h, m := t.destination(), t.inMetadata(); h == "" || h != m {
@@ -57,6 +57,12 @@ func destinationChecks() []Check {
 				return nil
 			}),
 		},
+	}, destinationFormChecks()...)
+}
+
+// destinationFormChecks are about how the address is written and set.
+func destinationFormChecks() []Check {
+	return []Check{
 		{
 			ID: "destination/list-is-distinct", Source: FromProtocol,
 			Rule: "No address stands twice in the list: a fallback to the endpoint that failed is none.",
@@ -123,10 +129,11 @@ func picked(rule func(*lab, *trace) error) func(context.Context, *lab) error {
 
 func spreads(ctx context.Context, l *lab) error {
 	count := make(map[string]int)
-	var last *session
+	var open sessions
+	defer open.stop()
 	for range 8 * len(l.target.Endpoints) {
 		s := l.open(ctx)
-		defer s.stop()
+		open = append(open, s)
 		m := get(modelsPath).message()
 		if s.send(m) {
 			s.settle(m)
@@ -135,10 +142,9 @@ func spreads(ctx context.Context, l *lab) error {
 			return err
 		}
 		count[s.addresses()[0]]++
-		last = s
 	}
 	if len(count) < 2 {
-		return last.fail("more than one endpoint", "%v", count)
+		return open[len(open)-1].fail("more than one endpoint", "%v", count)
 	}
 	return nil
 }

@@ -9,6 +9,7 @@ import (
 	"io"
 	"net/http"
 	"net/textproto"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -22,46 +23,51 @@ func envoyChecks() []Check {
 		throughEnvoy("get", FromProtocol, "A GET through Envoy reaches the endpoint that was picked.", func(ctx context.Context, l *lab) error {
 			return l.do(ctx, call{front: frontDuplex, method: "GET", path: modelsPath}).followed()
 		}),
-		throughEnvoy("head", FromProtocol, "So does a HEAD.", func(ctx context.Context, l *lab) error {
+		throughEnvoy("head", FromProtocol, "A HEAD through Envoy reaches the endpoint that was picked.", func(ctx context.Context, l *lab) error {
 			return l.do(ctx, call{front: frontDuplex, method: "HEAD", path: modelsPath}).followed()
 		}),
-		throughEnvoy("post", FromProtocol, "A POST with a length reaches the endpoint that was picked, with its bytes and its length.", func(ctx context.Context, l *lab) error {
-			body := l.completion(3000)
-			r := l.do(ctx, call{front: frontDuplex, method: "POST", path: completionsPath, body: body})
-			if err := r.followed(); err != nil {
-				return err
-			}
-			if r.seen[0].length != int64(len(body)) {
-				return r.fail(fmt.Sprintf("content-length %d", len(body)), "%d", r.seen[0].length)
-			}
-			return nil
-		}),
-		throughEnvoy("post-chunked", FromProtocol, "So does a POST without a length.", func(ctx context.Context, l *lab) error {
-			return l.do(ctx, call{front: frontDuplex, method: "POST", path: completionsPath, body: l.completion(100_000), chunked: true}).followed()
-		}),
-		throughEnvoy("post-empty", FromProtocol, "So does a POST without a body.", func(ctx context.Context, l *lab) error {
+		throughEnvoy("post", FromProtocol, "A POST with a length reaches the endpoint that was picked, with its bytes and its length.",
+			func(ctx context.Context, l *lab) error {
+				body := l.completion(3000)
+				r := l.do(ctx, call{front: frontDuplex, method: "POST", path: completionsPath, body: body})
+				if err := r.followed(); err != nil {
+					return err
+				}
+				if r.seen[0].length != int64(len(body)) {
+					return r.fail(fmt.Sprintf("content-length %d", len(body)), "%d", r.seen[0].length)
+				}
+				return nil
+			}),
+		throughEnvoy("post-chunked", FromProtocol, "A POST without a length reaches the endpoint that was picked, with its bytes.",
+			func(ctx context.Context, l *lab) error {
+				return l.do(ctx, call{front: frontDuplex, method: "POST", path: completionsPath, body: l.completion(100_000), chunked: true}).followed()
+			}),
+		throughEnvoy("post-empty", FromProtocol, "A POST without a body reaches the endpoint that was picked.", func(ctx context.Context, l *lab) error {
 			return l.do(ctx, call{front: frontDuplex, method: "POST", path: completionsPath}).followed()
 		}),
-		throughEnvoy("unknown-path", FromUs, "So does any other path, with a query.", func(ctx context.Context, l *lab) error {
-			return l.do(ctx, call{front: frontDuplex, method: "PUT", path: unknownPath + "?a=1&b=%2F", body: noise(70_000)}).followed()
-		}),
+		throughEnvoy("unknown-path", FromUs, "A request to a path that nobody knows, with a query, reaches the endpoint that was picked.",
+			func(ctx context.Context, l *lab) error {
+				return l.do(ctx, call{front: frontDuplex, method: "PUT", path: unknownPath + "?a=1&b=%2F", body: noise(70_000)}).followed()
+			}),
 		throughEnvoy("gzip", FromUs, "A compressed body reaches the endpoint with the client's own bytes, or is refused with 415.", envoyGzip),
-		throughEnvoy("h2-endpoint", FromProtocol, "Endpoints may be asked with HTTP/2 in clear text (appProtocol kubernetes.io/h2c).", func(ctx context.Context, l *lab) error {
-			r := l.do(ctx, call{front: frontH2, method: "POST", path: completionsPath, body: l.completion(100_000), h2: true})
-			if err := r.followed(); err != nil {
-				return err
-			}
-			if r.seen[0].proto != "HTTP/2.0" {
-				return r.fail("HTTP/2 at the endpoint", "%s", r.seen[0].proto)
-			}
-			return nil
-		}),
+		throughEnvoy("h2-endpoint", FromProtocol, "Endpoints may be asked with HTTP/2 in clear text (appProtocol kubernetes.io/h2c).",
+			func(ctx context.Context, l *lab) error {
+				r := l.do(ctx, call{front: frontH2, method: "POST", path: completionsPath, body: l.completion(100_000), h2: true})
+				if err := r.followed(); err != nil {
+					return err
+				}
+				if r.seen[0].proto != "HTTP/2.0" {
+					return r.fail("HTTP/2 at the endpoint", "%s", r.seen[0].proto)
+				}
+				return nil
+			}),
 		throughEnvoy("trailers", FromProtocol, "The request's trailers reach the endpoint, and its body once.", func(ctx context.Context, l *lab) error {
 			return envoyTrailers(ctx, l, completionsPath)
 		}),
-		throughEnvoy("trailers-unknown-path", FromProtocol, "The same on a path that the picker does not read.", func(ctx context.Context, l *lab) error {
-			return envoyTrailers(ctx, l, unknownPath)
-		}),
+		throughEnvoy("trailers-unknown-path", FromProtocol, "On a path that the picker does not read, trailers reach the endpoint too, and the body once.",
+			func(ctx context.Context, l *lab) error {
+				return envoyTrailers(ctx, l, unknownPath)
+			}),
 		throughEnvoy("subset", FromProtocol, "A subset hint in Envoy's metadata decides where the request goes.", func(ctx context.Context, l *lab) error {
 			for _, e := range l.target.Endpoints {
 				r := l.do(ctx, call{front: frontDuplex, method: "GET", path: modelsPath, headers: [][2]string{{subsetHeader, e}}})
@@ -77,18 +83,6 @@ func envoyChecks() []Check {
 		throughEnvoy("subset-unknown-is-503", FromProtocol, "A hint without an endpoint is a 503 for the client.", func(ctx context.Context, l *lab) error {
 			return l.do(ctx, call{front: frontDuplex, method: "GET", path: modelsPath, headers: [][2]string{{subsetHeader, "198.51.100.7:80"}}}).is(503)
 		}),
-		throughEnvoy("in-turn", FromEnvoy, "Requests with and without a body, in turn on one connection, all arrive.", func(ctx context.Context, l *lab) error {
-			for i := range 20 {
-				if err := l.do(ctx, call{front: frontDuplex, method: "POST", path: completionsPath, body: l.completion(100 * (i + 1))}).followed(); err != nil {
-					return err
-				}
-				if err := l.do(ctx, call{front: frontDuplex, method: "GET", path: modelsPath}).followed(); err != nil {
-					return err
-				}
-			}
-			return nil
-		}),
-		throughEnvoy("parallel", FromUs, "40 requests at the same time all arrive, each with its own body.", envoyParallel),
 	}
 	for _, size := range []int{1, 62_001, 1 << 20, 5 << 20} {
 		checks = append(checks, throughEnvoy(fmt.Sprintf("size-%d", size), FromProtocol,
@@ -96,7 +90,26 @@ func envoyChecks() []Check {
 				return envoySize(ctx, l, size)
 			}))
 	}
-	return append(checks, envoyAnswerChecks()...)
+	return slices.Concat(checks, envoyManyChecks(), envoyAnswerChecks())
+}
+
+// envoyManyChecks send more than one request.
+func envoyManyChecks() []Check {
+	return []Check{
+		throughEnvoy("in-turn", FromEnvoy, "Requests with and without a body, in turn on one connection, all arrive.",
+			func(ctx context.Context, l *lab) error {
+				for i := range 20 {
+					if err := l.do(ctx, call{front: frontDuplex, method: "POST", path: completionsPath, body: l.completion(100 * (i + 1))}).followed(); err != nil {
+						return err
+					}
+					if err := l.do(ctx, call{front: frontDuplex, method: "GET", path: modelsPath}).followed(); err != nil {
+						return err
+					}
+				}
+				return nil
+			}),
+		throughEnvoy("parallel", FromUs, "40 requests at the same time all arrive, each with its own body.", envoyParallel),
+	}
 }
 
 func throughEnvoy(name string, source Source, rule string, run func(context.Context, *lab) error) Check {
@@ -179,7 +192,7 @@ func envoyParallel(ctx context.Context, l *lab) error {
 	}
 	done := make(chan struct{})
 	go func() { all.Wait(); close(done) }()
-	err := l.envoy.with(func(w *worker) http.HandlerFunc {
+	err := l.envoy.with(func(*worker) http.HandlerFunc {
 		return func(rw http.ResponseWriter, r *http.Request) {
 			b, err := io.ReadAll(r.Body)
 			if err == nil {
@@ -196,12 +209,14 @@ func envoyParallel(ctx context.Context, l *lab) error {
 // envoyAnswerChecks are about answers on their way through Envoy.
 func envoyAnswerChecks() []Check {
 	return []Check{
-		throughEnvoy("events", FromUs, "Events of a stream reach an HTTP/2 client one by one: none waits for the next.", func(ctx context.Context, l *lab) error {
-			return envoyEvents(ctx, l, frontDuplex)
-		}),
-		throughEnvoy("events-without-bodies", FromUs, "The same where response bodies do not pass the picker.", func(ctx context.Context, l *lab) error {
-			return envoyEvents(ctx, l, frontQuiet)
-		}),
+		throughEnvoy("events", FromUs, "Events of a stream reach an HTTP/2 client one by one: none waits for the next.",
+			func(ctx context.Context, l *lab) error {
+				return envoyEvents(ctx, l, frontDuplex)
+			}),
+		throughEnvoy("events-without-bodies", FromUs, "Where response bodies do not pass the picker, events reach the client one by one too.",
+			func(ctx context.Context, l *lab) error {
+				return envoyEvents(ctx, l, frontQuiet)
+			}),
 		throughEnvoy("response-trailers", FromEnvoy, "An answer's trailers reach the client.", func(ctx context.Context, l *lab) error {
 			return l.envoy.with(func(w *worker) http.HandlerFunc {
 				return func(rw http.ResponseWriter, r *http.Request) {

@@ -51,9 +51,10 @@ func envoyFaultChecks() []Check {
 		throughEnvoy("forged-headers", FromUs, "Headers by which a client would steer reach no endpoint.", func(ctx context.Context, l *lab) error {
 			return forgedThrough(ctx, l, frontDuplex)
 		}),
-		throughEnvoy("forged-headers-picker-alone", FromUs, "The same with an Envoy that does not strip them itself.", func(ctx context.Context, l *lab) error {
-			return forgedThrough(ctx, l, frontBare)
-		}),
+		throughEnvoy("forged-headers-picker-alone", FromUs, "With an Envoy that does not strip forged headers itself, the picker does.",
+			func(ctx context.Context, l *lab) error {
+				return forgedThrough(ctx, l, frontBare)
+			}),
 		throughEnvoy("picker-down-is-503", FromProtocol, "Without a picker, and failing closed, a request is a 503 and reaches no endpoint.", pickerDown),
 		throughEnvoy("picker-down-forged-headers", FromUs, "Without a picker, and failing open, forged headers reach no endpoint either.", pickerDownOpen),
 		throughEnvoy("picker-back", FromUs, "When the picker is back, requests are picked again.", func(ctx context.Context, l *lab) error {
@@ -63,7 +64,8 @@ func envoyFaultChecks() []Check {
 			}
 			return l.eventually(ctx, func() error { return l.do(ctx, call{front: frontDuplex, method: "GET", path: modelsPath}).followed() })
 		}),
-		limited(throughEnvoy("fallback", FromProtocol, "If the first address does not answer, the next of the list serves, with the whole body.", fallback), needTwo),
+		limited(throughEnvoy("fallback", FromProtocol,
+			"If the first address does not answer, the next of the list serves, with the whole body.", fallback), needTwo),
 		limited(throughEnvoy("no-endpoint-is-503", FromProtocol, "Without a ready endpoint the client gets 503.", func(ctx context.Context, l *lab) error {
 			return l.without(ctx, func() error {
 				if err := l.do(ctx, call{front: frontDuplex, method: "GET", path: modelsPath}).is(503); err != nil {
@@ -72,38 +74,41 @@ func envoyFaultChecks() []Check {
 				return l.do(ctx, call{front: frontDuplex, method: "POST", path: completionsPath, body: l.completion(100)}).is(503, 404)
 			})
 		}), needControl),
-		limited(throughEnvoy("too-large-is-413", FromUs, "A body over the picker's limit is a 413 for the client, with and without a length.", func(ctx context.Context, l *lab) error {
-			for _, chunked := range []bool{false, true} {
-				c := call{front: frontDuplex, method: "POST", path: completionsPath, body: l.completion(l.target.MaxBody + 100_000), chunked: chunked, h2: true}
-				if err := l.do(ctx, c).is(413); err != nil {
+		limited(throughEnvoy("too-large-is-413", FromUs, "A body over the picker's limit is a 413 for the client, with and without a length.",
+			func(ctx context.Context, l *lab) error {
+				for _, chunked := range []bool{false, true} {
+					c := call{front: frontDuplex, method: "POST", path: completionsPath, body: l.completion(l.target.MaxBody + 100_000), chunked: chunked, h2: true}
+					if err := l.do(ctx, c).is(413); err != nil {
+						return err
+					}
+				}
+				return nil
+			}), needLimit),
+		limited(throughEnvoy("malformed-is-400", FromUs, "A body that is cut off is a 400 for the client, with a JSON body.",
+			func(ctx context.Context, l *lab) error {
+				r := l.do(ctx, call{front: frontDuplex, method: "POST", path: completionsPath, body: []byte(`{"model":`)})
+				if err := r.is(400); err != nil {
 					return err
 				}
-			}
-			return nil
-		}), needLimit),
-		limited(throughEnvoy("malformed-is-400", FromUs, "A body that is cut off is a 400 for the client, with a JSON body.", func(ctx context.Context, l *lab) error {
-			r := l.do(ctx, call{front: frontDuplex, method: "POST", path: completionsPath, body: []byte(`{"model":`)})
-			if err := r.is(400); err != nil {
-				return err
-			}
-			if r.header.Get("Content-Type") != "application/json" {
-				return r.fail("content-type application/json", "%q", r.header.Get("Content-Type"))
-			}
-			return nil
-		}), needModel),
-		throughEnvoy("endpoint-dies", FromUs, "An endpoint that dies in its answer is an error for its client, not for the next.", endpointDies),
-		throughEnvoy("nothing-spurious", FromEnvoy, "Through all of this Envoy has counted no message of the picker as out of place.", func(ctx context.Context, l *lab) error {
-			b, err := l.envoy.ask(ctx, "/stats?filter=ext_proc.*spurious_msgs_received")
-			if err != nil {
-				return err
-			}
-			for line := range strings.Lines(string(b)) {
-				if line = strings.TrimSpace(line); !strings.HasSuffix(line, ": 0") {
-					return &Failure{Want: "0 for every listener", Got: line}
+				if r.header.Get("Content-Type") != "application/json" {
+					return r.fail("content-type application/json", "%q", r.header.Get("Content-Type"))
 				}
-			}
-			return nil
-		}),
+				return nil
+			}), needModel),
+		throughEnvoy("endpoint-dies", FromUs, "An endpoint that dies in its answer is an error for its client, not for the next.", endpointDies),
+		throughEnvoy("nothing-spurious", FromEnvoy, "Through all of this Envoy has counted no message of the picker as out of place.",
+			func(ctx context.Context, l *lab) error {
+				b, err := l.envoy.ask(ctx, "/stats?filter=ext_proc.*spurious_msgs_received")
+				if err != nil {
+					return err
+				}
+				for line := range strings.Lines(string(b)) {
+					if line = strings.TrimSpace(line); !strings.HasSuffix(line, ": 0") {
+						return &Failure{Want: "0 for every listener", Got: line}
+					}
+				}
+				return nil
+			}),
 	}
 }
 

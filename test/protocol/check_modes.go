@@ -20,9 +20,10 @@ func modeChecks() []Check {
 			t := l.play(ctx, o.message(), responseHeaders(false, l.target.Endpoints[0], "application/json"), responseTrailers())
 			return t.routed()
 		}),
-		modeCheck("buffered", "In BUFFERED mode the headers are answered before the body comes, and the body once, not streamed.", func(ctx context.Context, l *lab) error {
-			return l.plain(ctx, modeBuffered, bodyMessage(l.completion(2000), true))
-		}),
+		modeCheck("buffered", "In BUFFERED mode the headers are answered before the body comes, and the body once, not streamed.",
+			func(ctx context.Context, l *lab) error {
+				return l.plain(ctx, modeBuffered, bodyMessage(l.completion(2000), true))
+			}),
 		modeCheck("buffered-empty", "A buffered body may be empty.", func(ctx context.Context, l *lab) error {
 			o := post(unknownPath).modes(modeBuffered, modeNone)
 			return l.play(ctx, script(o, bodyMessage(nil, true))...).routed()
@@ -50,9 +51,11 @@ func modeChecks() []Check {
 		modeCheck("response-buffered", "A buffered response body has one answer and stays as it is.", func(ctx context.Context, l *lab) error {
 			return l.plainResponse(ctx, modeBuffered, responseBody([]byte(`{"choices":[]}`), true))
 		}),
-		modeCheck("response-streamed", "Each piece of a streamed response body has one answer and stays as it is.", func(ctx context.Context, l *lab) error {
-			return l.plainResponse(ctx, modeStreamed, responseBody([]byte("data: 1\n\n"), false), responseBody([]byte("data: 2\n\n"), false), responseBody(nil, true))
-		}),
+		modeCheck("response-streamed", "Each piece of a streamed response body has one answer and stays as it is.",
+			func(ctx context.Context, l *lab) error {
+				return l.plainResponse(ctx, modeStreamed, responseBody([]byte("data: 1\n\n"), false),
+					responseBody([]byte("data: 2\n\n"), false), responseBody(nil, true))
+			}),
 	}
 	return append(checks, Check{
 		ID: "modes/not-declared", Source: FromProtocol,

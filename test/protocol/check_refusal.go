@@ -121,7 +121,11 @@ func bodyRefusalChecks() []Check {
 				if err := t.refused(503); err != nil {
 					return err
 				}
-				var v struct{ Error struct{ Message string } }
+				var v struct {
+					Error struct {
+						Message string `json:"message"`
+					} `json:"error"`
+				}
 				if err := json.Unmarshal(t.immediate.GetBody(), &v); err != nil || v.Error.Message == "" {
 					return t.fail(`{"error":{"message":...}}`, "%q", t.immediate.GetBody())
 				}
@@ -165,33 +169,30 @@ func (l *lab) without(ctx context.Context, do func() error) error {
 // shed holds requests until the picker refuses one.
 func shed(ctx context.Context, l *lab) error {
 	most := l.target.MaxRequests*len(l.target.Endpoints) + 1
-	var held []*session
+	var all sessions
+	defer all.stop()
 	var refused *trace
-	for len(held) < most && refused == nil {
+	for len(all) < most && refused == nil {
 		s := l.open(ctx)
-		defer s.stop()
+		all = append(all, s)
 		m := get(modelsPath).message()
 		if s.send(m) {
 			s.settle(m)
 		}
 		if s.immediate != nil || s.err != nil {
 			refused = &s.trace
-			continue
 		}
-		held = append(held, s)
 	}
 	if refused == nil {
-		return held[0].fail(fmt.Sprintf("429 within %d requests at a time", most), "all were picked")
+		return all[0].fail(fmt.Sprintf("429 within %d requests at a time", most), "all were picked")
 	}
 	if err := refused.refused(429); err != nil {
 		return err
 	}
-	for _, s := range held {
-		s.stop()
-	}
+	all.stop()
 	start := time.Now()
 	if err := l.eventually(ctx, func() error { return l.play(ctx, get(modelsPath).message()).routed() }); err != nil {
-		return fmt.Errorf("%v after the %d requests ended: %w", time.Since(start), len(held), err)
+		return fmt.Errorf("%v after the %d requests ended: %w", time.Since(start), len(all)-1, err)
 	}
 	return nil
 }

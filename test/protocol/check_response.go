@@ -10,7 +10,7 @@ const events = "text/event-stream"
 
 // responseChecks are about the way back, in full-duplex mode.
 func responseChecks() []Check {
-	return []Check{
+	return append([]Check{
 		{
 			ID: "response/headers", Source: FromEnvoy,
 			Rule: "The response's headers are answered once.",
@@ -35,7 +35,7 @@ func responseChecks() []Check {
 		},
 		{
 			ID: "response/after-body", Source: FromProtocol,
-			Rule: "The same after a request with a body.",
+			Rule: "After a request with a body, the response's bytes come back unchanged too.",
 			run: func(ctx context.Context, l *lab) error {
 				return l.answered(ctx, post(completionsPath), []byte(`{"choices":[],"usage":{"prompt_tokens":7}}`), 10)
 			},
@@ -66,6 +66,12 @@ func responseChecks() []Check {
 				return l.answered(ctx, get(modelsPath), noise(5<<20), 5<<20)
 			},
 		},
+	}, responseEndChecks()...)
+}
+
+// responseEndChecks are about ends, reports of who served, and odd moments.
+func responseEndChecks() []Check {
+	return []Check{
 		{
 			ID: "response/trailers", Source: FromEnvoy,
 			Rule: "The response's trailers are answered, after its bytes.",

@@ -107,7 +107,8 @@ func misplacedChecks() []Check {
 			ID: "robust/observability-mode", Source: FromEnvoy,
 			Rule: "In observability mode Envoy sends everything and waits for nothing; no message is a fault.",
 			run: func(ctx context.Context, l *lab) error {
-				in := script(post(completionsPath), bodyMessage(l.completion(100), true), responseHeaders(false, l.first(), events), responseBody([]byte("x"), true))
+				in := script(post(completionsPath), bodyMessage(l.completion(100), true),
+					responseHeaders(false, l.first(), events), responseBody([]byte("x"), true))
 				for _, m := range in {
 					m.ObservabilityMode = true
 				}

@@ -27,21 +27,22 @@ func steeringChecks() []Check {
 		},
 		{
 			ID: "steering/destination-mixed-case", Source: FromUs,
-			Rule: "The same in mixed case, as HTTP/1 clients send it.",
+			Rule: "A destination header in mixed case, as HTTP/1 clients send it, is replaced too.",
 			run:  replaced("X-Gateway-Destination-Endpoint", forged),
 		},
 		{
 			ID: "steering/destination-two-lines", Source: FromUs,
-			Rule: "The same if the client sends the header twice.",
+			Rule: "A destination header that the client sends twice is replaced by one.",
 			run:  replaced(destinationKey, forged, destinationKey, "192.0.2.98:22"),
 		},
 		{
 			ID: "steering/destination-list", Source: FromUs,
-			Rule: "The same if the client sends a list.",
+			Rule: "A destination header with a list is replaced too.",
 			run:  replaced(destinationKey, forged+",192.0.2.98:22"),
 		},
 		steered("gateway-headers", "The gateway's own headers (destination, served, subset, fallbacks) do not pass from a client to an endpoint.", gie),
-		steered("prefill-target", "A client cannot name the server that prefills (x-prefiller-host-port, x-prefiller-url): that would reach any address of the cluster.", prefill),
+		steered("prefill-target", "A client cannot name the server that prefills (x-prefiller-host-port, x-prefiller-url): "+
+			"that would reach any address of the cluster.", prefill),
 		steered("other-targets", "A client cannot name encoders, cache sources or ranks (llm-d's headers).", llmd),
 		steered("dynamo-targets", "A client cannot choose workers by Dynamo's headers.", dynamo),
 		{

@@ -111,11 +111,13 @@ func interleaved(ctx context.Context, l *lab, seed int64) error {
 		body []byte
 	}
 	var all, open []*party
+	var streams sessions
+	defer streams.stop()
 	for i := range 100 {
 		text := strings.Repeat(fmt.Sprintf("stream %d ", i), 1+r.IntN(400))
 		body := fmt.Appendf(nil, `{"model":%q,"prompt":%q}`, l.model(), text)
 		p := &party{session: l.open(ctx), body: body, rest: script(post(completionsPath), cut(body, 1+r.IntN(1500))...)}
-		defer p.stop()
+		streams = append(streams, p.session)
 		all, open = append(all, p), append(open, p)
 	}
 	for len(open) > 0 {
@@ -138,9 +140,11 @@ func interleaved(ctx context.Context, l *lab, seed int64) error {
 
 func stuck(ctx context.Context, l *lab) error {
 	half := l.completion(20_000)[:10_000]
+	var open sessions
+	defer open.stop()
 	for range 200 {
 		s := l.open(ctx)
-		defer s.stop()
+		open = append(open, s)
 		s.send(post(completionsPath).message())
 		s.send(bodyMessage(half, false))
 	}

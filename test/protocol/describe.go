@@ -37,7 +37,7 @@ func describe(m *request) string {
 
 // explain is a picker's answer in a line.
 func explain(a *answer) string {
-	line := ""
+	var line string
 	switch v := a.GetResponse().(type) {
 	case *extprocv3.ProcessingResponse_RequestHeaders:
 		line = "request_headers" + commonLine(v.RequestHeaders.GetResponse())

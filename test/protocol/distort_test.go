@@ -74,7 +74,8 @@ func shapeDistortions() []distortion {
 			},
 		},
 		{
-			name: "every piece is an end", fails: []string{"order/end-once-and-last", "trailers/no-end-of-stream", "response/chunks-untouched", "response/trailers"},
+			name:  "every piece is an end",
+			fails: []string{"order/end-once-and-last", "trailers/no-end-of-stream", "response/chunks-untouched", "response/trailers"},
 			answer: func(_ *distorted, a *answer) []*answer {
 				for _, b := range []*extprocv3.BodyResponse{a.GetRequestBody(), a.GetResponseBody()} {
 					if s := b.GetResponse().GetBodyMutation().GetStreamedResponse(); s != nil {
@@ -237,7 +238,7 @@ func TestSuiteNotices(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			defer l.close() // takes the endpoints away again
+			defer l.close(t.Context()) // takes the endpoints away again
 			bent := &lab{target: target, timeout: 500 * time.Millisecond, fleet: l.fleet}
 			if bent.conn, err = dial(target.Address, false); err != nil {
 				t.Fatal(err)

@@ -76,8 +76,9 @@ func (l *lab) only(ctx context.Context, address string) *trace {
 	return l.play(ctx, get(modelsPath).within(list(address)).message())
 }
 
-func (f *fleet) close() {
-	ctx, cancel := context.WithTimeout(context.Background(), f.lab.timeout)
+// close takes the endpoints away, also if ctx is over.
+func (f *fleet) close(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), f.lab.timeout)
 	defer cancel()
 	var records []kvindex.Record
 	for w := range f.present {

@@ -21,11 +21,15 @@ type link struct {
 
 func newLink(ctx context.Context, target string) (*link, error) {
 	l := &link{target: target, address: "127.0.0.1:0", conns: make(map[net.Conn]struct{})}
-	return l, l.up(ctx)
+	if err := l.up(ctx); err != nil {
+		return nil, err
+	}
+	return l, nil
 }
 
 // up takes connections, at the same address each time.
 func (l *link) up(ctx context.Context) error {
+	life := context.WithoutCancel(ctx) // connections end with the link
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", l.address)
 	if err != nil {
 		return fmt.Errorf("listen for Envoy: %w", err)
@@ -39,19 +43,19 @@ func (l *link) up(ctx context.Context) error {
 			if err != nil {
 				return // down
 			}
-			l.running.Go(func() { l.carry(c) })
+			l.running.Go(func() { l.carry(life, c) })
 		}
 	})
 	return nil
 }
 
-func (l *link) carry(c net.Conn) {
+func (l *link) carry(ctx context.Context, c net.Conn) {
 	defer func() { _ = c.Close() }()
 	if !l.hold(c) {
 		return
 	}
 	defer l.drop(c)
-	p, err := (&net.Dialer{}).DialContext(context.Background(), "tcp", l.target)
+	p, err := (&net.Dialer{}).DialContext(ctx, "tcp", l.target)
 	if err != nil {
 		return // the picker is down by itself
 	}

@@ -48,12 +48,10 @@ func Page(reports ...*Report) string {
 
 func writeTable(b *strings.Builder, reports []*Report) {
 	b.WriteString("| check | rule | from |")
-	rule := "\n|---|---|---|"
 	for _, r := range reports {
 		fmt.Fprintf(b, " %s |", r.Target)
-		rule += "---|"
 	}
-	b.WriteString(rule + "\n")
+	fmt.Fprintf(b, "\n|---|---|---|%s\n", strings.Repeat("---|", len(reports)))
 	for _, c := range Checks() {
 		fmt.Fprintf(b, "| %s | %s | %s |", c.ID, cell(c.Rule), c.Source)
 		for _, r := range reports {

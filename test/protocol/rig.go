@@ -89,26 +89,29 @@ func (l *lab) lacksEnvoy(ctx context.Context) string {
 	return ""
 }
 
-func (l *lab) newRig(ctx context.Context) (r *rig, err error) {
-	r = &rig{urls: make(map[string]string), http1: newClient(false), http2: newClient(true)}
-	defer func() {
-		if err != nil {
-			r.close()
-		}
-	}()
-	if l.envoyVersion, err = version(ctx, l.target.Envoy); err != nil {
+func (l *lab) newRig(ctx context.Context) (*rig, error) {
+	r := &rig{urls: make(map[string]string), http1: newClient(false), http2: newClient(true)}
+	if err := l.start(ctx, r); err != nil {
+		r.close()
 		return nil, err
+	}
+	return r, nil
+}
+
+func (l *lab) start(ctx context.Context, r *rig) (err error) {
+	if l.envoyVersion, err = version(ctx, l.target.Envoy); err != nil {
+		return err
 	}
 	if r.dir, err = os.MkdirTemp("", "kvlane-protocol-"); err != nil {
-		return nil, fmt.Errorf("make a folder for Envoy: %w", err)
+		return fmt.Errorf("make a folder for Envoy: %w", err)
 	}
 	if r.link, err = newLink(ctx, l.target.Address); err != nil {
-		return nil, err
+		return err
 	}
 	if err := l.startWorkers(ctx, r); err != nil {
-		return nil, err
+		return err
 	}
-	return r, r.startEnvoy(ctx, l)
+	return r.startEnvoy(ctx, l)
 }
 
 func version(ctx context.Context, path string) (string, error) {
@@ -119,7 +122,7 @@ func version(ctx context.Context, path string) (string, error) {
 	// "envoy  version: HASH/1.40.0/Clean/RELEASE/BoringSSL"
 	parts := strings.Split(strings.TrimSpace(string(out)), "/")
 	if len(parts) < 2 {
-		return "", fmt.Errorf("envoy version %q: want HASH/VERSION/...", out)
+		return "", fmt.Errorf("envoy version %q: want HASH/VERSION and more", out)
 	}
 	return parts[1], nil
 }

@@ -199,6 +199,16 @@ func (s *session) stop() {
 	s.reading.Wait()
 }
 
+// sessions are streams that are open at the same time.
+type sessions []*session
+
+// stop ends them all.
+func (all *sessions) stop() {
+	for _, s := range *all {
+		s.stop()
+	}
+}
+
 // play runs a script as Envoy would: it waits for answers where Envoy does, and
 // ends the stream when all is said.
 func (l *lab) play(ctx context.Context, in ...*request) *trace {

@@ -133,7 +133,7 @@ func Run(ctx context.Context, t Target, o Options) (*Report, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer l.close()
+	defer l.close(ctx)
 	r := &Report{Target: l.target.Name, Address: t.Address, Date: time.Now().UTC().Truncate(time.Second)}
 	for _, c := range Checks() {
 		if o.Only != nil && !o.Only.MatchString(c.ID) {
@@ -188,11 +188,11 @@ func newLab(ctx context.Context, t Target, timeout time.Duration) (*lab, error) 
 		l.target.Endpoints = ownEndpoints()
 	}
 	if l.fleet, err = newFleet(l); err != nil {
-		l.close()
+		l.close(ctx)
 		return nil, err
 	}
 	if err := l.fleet.set(ctx, l.target.Endpoints); err != nil {
-		l.close()
+		l.close(ctx)
 		return nil, err
 	}
 	return l, nil
@@ -211,12 +211,12 @@ func dial(address string, withTLS bool) (*grpc.ClientConn, error) {
 	return conn, nil
 }
 
-func (l *lab) close() {
+func (l *lab) close(ctx context.Context) {
 	if l.envoy != nil {
 		l.envoy.close()
 	}
 	if l.fleet != nil {
-		l.fleet.close()
+		l.fleet.close(ctx)
 	}
 	_ = l.conn.Close() // nothing is under way
 }

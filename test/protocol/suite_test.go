@@ -56,7 +56,7 @@ func startPicker(t *testing.T) Target {
 }
 
 // run runs the suite; every check that fails or does not apply is a fault.
-func run(t *testing.T, target Target, o Options, mayLack ...need) {
+func run(t *testing.T, target Target, o Options) {
 	t.Helper()
 	o.Timeout = patience
 	start := time.Now()

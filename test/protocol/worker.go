@@ -34,7 +34,10 @@ type seen struct {
 
 func newWorker(ctx context.Context, address string) (*worker, error) {
 	w := &worker{address: address}
-	return w, w.up(ctx)
+	if err := w.up(ctx); err != nil {
+		return nil, err
+	}
+	return w, nil
 }
 
 // up serves, at the same address each time.
