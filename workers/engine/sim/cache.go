@@ -25,6 +25,10 @@ func (c *Core) lookup(s *sequence) []int32 {
 	return c.hits
 }
 
+// behind are the blocks that would follow n cached ones of s, as far as a lookup may
+// give them; lookup was called before.
+func (c *Core) behind(s *sequence, n int) []BlockID { return s.ids[n:c.hittable(s)] }
+
 // reserve gives s the blocks for its first tokens: hits, if it has none yet,
 // and free ones. Without enough of them it changes nothing and reports false.
 func (c *Core) reserve(s *sequence, hits []int32, tokens int) bool {
@@ -58,6 +62,7 @@ func (c *Core) store(s *sequence, tokens int) {
 	s.identify(full, c.cfg.BlockSize)
 	from := -1 // first block of the run that is open
 	for i := s.stored; i < full; i++ {
+		c.pool.follows(s, i)
 		switch fresh := c.pool.store(s.blocks[i], s.ids[i]); {
 		case fresh && from < 0:
 			from = i

@@ -20,6 +20,7 @@ func (c *Config) validate() error {
 	atLeast("MaxSeqs", c.MaxSeqs, 1)
 	atLeast("MaxModelLen", c.MaxModelLen, 2)
 	atLeast("KVBytesPerToken", c.KVBytesPerToken, 0)
+	atLeast("HostBlocks", c.HostBlocks, 0)
 	if c.Blocks > math.MaxInt32-1 {
 		faults = append(faults, fmt.Errorf("too many blocks: Blocks is %d, want at most %d", c.Blocks, math.MaxInt32-1))
 	}
@@ -37,6 +38,9 @@ func (c *Config) validate() error {
 	}
 	if c.KVBytesPerToken > 0 && !(c.Transfer.BytesPerSecond > 0) {
 		faults = append(faults, fmt.Errorf("Transfer.BytesPerSecond is %v, want more than 0", c.Transfer.BytesPerSecond))
+	}
+	if c.HostBlocks > 0 && !(c.HostBytesPerSecond > 0 && !math.IsInf(c.HostBytesPerSecond, 0)) {
+		faults = append(faults, fmt.Errorf("HostBytesPerSecond is %v, want a finite number of more than 0", c.HostBytesPerSecond))
 	}
 	if c.Next == nil {
 		faults = append(faults, errors.New("the function Next is missing"))

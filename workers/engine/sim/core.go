@@ -27,6 +27,9 @@ type Core struct {
 	// waking says that an idle engine has to look for work at wakeAt.
 	waking bool
 	wakeAt time.Duration
+	// hostBusy is when the last load from the host tier ends: they come one after the
+	// other.
+	hostBusy time.Duration
 	// pace is the earliest end of the running step and the earliest start of the
 	// next one.
 	pace time.Duration
@@ -51,6 +54,9 @@ func New(cfg Config) (*Core, error) {
 	}
 	c := &Core{cfg: cfg, pool: newPool(cfg.Blocks), byID: make(map[string]*sequence)}
 	c.pool.emptyFirst = cfg.EmptyFirst
+	if cfg.HostBlocks > 0 {
+		c.pool.host = newHostTier(cfg.HostBlocks)
+	}
 	return c, nil
 }
 
@@ -116,12 +122,18 @@ func (c *Core) Advance(now time.Duration, out *Output) {
 			c.finishStep(out)
 		}
 		c.finishPulls()
-		out.Events = append(out.Events, c.pool.takeEvents()...)
+		c.drain(out)
 		c.startStep()
 		if !c.stepping || c.cfg.EarlyEvents {
-			out.Events = append(out.Events, c.pool.takeEvents()...)
+			c.drain(out)
 		}
 	}
+}
+
+// drain hands out the events so far.
+func (c *Core) drain(out *Output) {
+	out.Events = append(out.Events, c.pool.takeEvents()...)
+	out.HostEvents = append(out.HostEvents, c.pool.host.takeEvents()...)
 }
 
 // Abort ends a request without another token and frees its blocks at once; a
@@ -169,7 +181,7 @@ func (c *Core) Clear(now time.Duration) Output {
 			c.estimate(s)
 		}
 	}
-	out.Events = append(out.Events, c.pool.takeEvents()...)
+	c.drain(&out)
 	return out
 }
 
@@ -179,6 +191,9 @@ func (c *Core) Stats() Stats {
 	st.Running, st.Waiting = len(c.batch), len(c.queue)+len(c.pulls)+len(c.ready)
 	st.UsedBlocks, st.CachedBlocks = c.pool.size()-c.pool.free, len(c.pool.byID)
 	st.QueuedTokens, st.HeldRequests = c.queued, c.heldN
+	if c.pool.host != nil {
+		st.HostBlocks = len(c.pool.host.byID)
+	}
 	for _, s := range c.batch {
 		if s.decoding {
 			st.ContextTokens += s.computed
@@ -247,7 +262,9 @@ func (c *Core) end(s *sequence) {
 // estimate sets what a waiting sequence would have to prefill if it started
 // now.
 func (c *Core) estimate(s *sequence) {
-	c.setQueued(s, s.length()-max(len(c.lookup(s))*c.cfg.BlockSize, s.remote()))
+	n := len(c.lookup(s))
+	n += c.pool.host.holds(c.behind(s, n))
+	c.setQueued(s, s.length()-max(n*c.cfg.BlockSize, s.remote()))
 }
 
 func (c *Core) setQueued(s *sequence, n int) {

@@ -31,6 +31,10 @@
 // and those of the running step that come when it ends, describe exactly the
 // blocks that a request can hit; each of these has its parent among them.
 //
-// The package models no memory but the GPU's, no speculative decoding and no
-// priorities, and the tokens it generates mean nothing.
+// With [Config.HostBlocks] there is a second tier: what the device evicts goes
+// there, and a prompt that continues there waits for its blocks to be brought back,
+// as with vLLM's offloading connector, while the engine computes for others.
+//
+// The package models no speculative decoding and no priorities, and the tokens it
+// generates mean nothing.
 package sim

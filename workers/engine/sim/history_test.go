@@ -27,6 +27,7 @@ func randomConfig(rng *rand.Rand) Config {
 		Transfer: timing.Transfer{SetupMs: rng.Float64(), BytesPerSecond: 1e5}, KVBytesPerToken: rng.IntN(20),
 		BlockSize: 1 + rng.IntN(5), Blocks: 12 + rng.IntN(60), MaxBatchedTokens: 1 + rng.IntN(40),
 		MaxSeqs: 1 + rng.IntN(8), MaxModelLen: 20 + rng.IntN(60), PrefixCaching: rng.IntN(8) > 0, Next: testNext,
+		HostBlocks: max(0, rng.IntN(80)-40), HostBytesPerSecond: 1e4,
 	}
 }
 
@@ -44,6 +45,32 @@ type cacheModel struct {
 	present map[BlockID]content
 	ever    map[BlockID]content
 	ids     map[content]BlockID
+	// host is what the other tier has.
+	host map[BlockID]bool
+}
+
+// applyHost follows the events of the host tier: blocks that the device had, each
+// after the one that it was stored after there.
+func (m *cacheModel) applyHost(e Event) error {
+	parent, hasParent := e.Parent, e.HasParent
+	for _, id := range e.Blocks {
+		if e.Kind == Removed {
+			if !m.host[id] {
+				return fmt.Errorf("removed %x from the host, which does not have it", id)
+			}
+			delete(m.host, id)
+			continue
+		}
+		if c, ok := m.ever[id]; !ok || c.parent != parent || c.hasParent != hasParent || m.host[id] {
+			return fmt.Errorf("stored %x after %x (%v) in the host; the device had %+v, the host has it: %v", id, parent, hasParent, c, m.host[id])
+		}
+		m.host[id] = true
+		parent, hasParent = id, true
+	}
+	if e.Kind == Cleared {
+		clear(m.host)
+	}
+	return nil
 }
 
 func (m *cacheModel) apply(e Event) error {
@@ -87,14 +114,17 @@ func (m *cacheModel) stored(e Event) error {
 	return nil
 }
 
-// hit is how many tokens of a request the stored blocks cover.
+// hit is how many tokens of a request the stored blocks cover, those of the device
+// first, then those of the host.
 func (m *cacheModel) hit(r *Request) int {
 	var parent BlockID
-	n := 0
+	n, behind := 0, false
 	for (n+1)*m.size < len(r.Prompt) {
 		c := content{parent, n > 0, fmt.Sprint(r.Prompt[n*m.size : (n+1)*m.size]), r.LoRA, r.Salt}
 		id, known := m.ids[c]
-		if _, ok := m.present[id]; !known || !ok {
+		_, ok := m.present[id]
+		behind = behind || !ok
+		if !known || behind && !m.host[id] {
 			break
 		}
 		parent = id
@@ -133,7 +163,7 @@ func newHistory(rng *rand.Rand) (*history, error) {
 		return nil, err
 	}
 	h := &history{core: core, rng: rng, lives: make(map[string]*life)}
-	h.cache = cacheModel{size: core.cfg.BlockSize, present: make(map[BlockID]content), ever: make(map[BlockID]content), ids: make(map[content]BlockID)}
+	h.cache = cacheModel{size: core.cfg.BlockSize, present: make(map[BlockID]content), ever: make(map[BlockID]content), ids: make(map[content]BlockID), host: make(map[BlockID]bool)}
 	for range 4 {
 		h.prefixes = append(h.prefixes, randomTokens(rng, 30))
 	}
@@ -287,6 +317,11 @@ func (h *history) output(out Output) error {
 			return err
 		}
 	}
+	for _, e := range out.HostEvents {
+		if err := h.cache.applyHost(e); err != nil {
+			return err
+		}
+	}
 	for _, t := range out.Tokens {
 		l, ok := h.lives[t.ID]
 		if !ok || l.finish != Running {
@@ -357,6 +392,16 @@ func (h *history) check() error {
 	queued := 0
 	for _, s := range c.byID {
 		queued += s.queued
+	}
+	if host := c.pool.host; host != nil && len(host.events) == 0 {
+		if len(host.byID) != len(h.cache.host) || len(host.byID) > c.cfg.HostBlocks {
+			return fmt.Errorf("%d blocks in the host, %d by events", len(host.byID), len(h.cache.host))
+		}
+		for id := range h.cache.host {
+			if host.byID[id] == nil {
+				return fmt.Errorf("block %x is in the host by events only", id)
+			}
+		}
 	}
 	if st := c.Stats(); st.QueuedTokens != queued || queued < 0 || st.Running > c.cfg.MaxSeqs {
 		return fmt.Errorf("stats %+v, queued %d", st, queued)

@@ -17,6 +17,9 @@ type block struct {
 	// id is its content, if cached: the block is full and can be hit.
 	cached bool
 	id     BlockID
+	// parent is the content before it, if hasParent; kept for the host tier.
+	parent    BlockID
+	hasParent bool
 }
 
 // pool is the paged KV cache. Unused blocks wait in one queue, least recently
@@ -35,6 +38,7 @@ type pool struct {
 	byID map[BlockID]int32
 	// events happened and were not returned yet.
 	events []Event
+	host   *hostTier // nil: none
 }
 
 func newPool(n int) *pool {
@@ -109,6 +113,17 @@ func (p *pool) store(i int32, id BlockID) bool {
 	return true
 }
 
+// follows notes what is before block i of s, where a host tier wants to know.
+func (p *pool) follows(s *sequence, i int) {
+	if p.host == nil {
+		return
+	}
+	b := &p.blocks[s.blocks[i]]
+	if b.parent, b.hasParent = 0, i > 0; i > 0 {
+		b.parent = s.ids[i-1]
+	}
+}
+
 // forget drops the content of block i, if it has any.
 func (p *pool) forget(i int32) {
 	b := &p.blocks[i]
@@ -128,17 +143,18 @@ func (p *pool) forget(i int32) {
 		p.byID[b.id] = b.twin
 	default:
 		delete(p.byID, b.id)
-		p.removed(b.id)
+		p.events = removed(p.events, b.id)
+		p.host.put(b)
 	}
 }
 
 // removed appends an event, one for blocks removed in a row.
-func (p *pool) removed(id BlockID) {
-	if n := len(p.events); n > 0 && p.events[n-1].Kind == Removed {
-		p.events[n-1].Blocks = append(p.events[n-1].Blocks, id)
-		return
+func removed(events []Event, id BlockID) []Event {
+	if n := len(events); n > 0 && events[n-1].Kind == Removed {
+		events[n-1].Blocks = append(events[n-1].Blocks, id)
+		return events
 	}
-	p.events = append(p.events, Event{Kind: Removed, Blocks: []BlockID{id}})
+	return append(events, Event{Kind: Removed, Blocks: []BlockID{id}})
 }
 
 // clear drops the content of all blocks, used or not.
@@ -148,6 +164,7 @@ func (p *pool) clear() {
 	}
 	clear(p.byID)
 	p.events = append(p.events, Event{Kind: Cleared})
+	p.host.clear()
 }
 
 // takeEvents returns the events not returned yet, in order.

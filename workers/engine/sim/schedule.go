@@ -98,12 +98,18 @@ func (c *Core) admit(budget int) {
 		s := c.queue[0]
 		hits := c.lookup(s)
 		cached := len(hits) * c.cfg.BlockSize
+		load := c.pool.host.run(c.behind(s, len(hits))) * c.cfg.BlockSize
 		pull := s.RemoteTokens - cached
+		if pull <= load { // the host's memory is nearer
+			pull = 0
+		}
 		want := cached + min(s.length()-cached, budget)
 		if pull > 0 {
 			// All blocks of the prompt, so that a pulled sequence never has to
 			// wait for another's.
 			want = s.prompt
+		} else if load > 0 {
+			want = s.length()
 		}
 		if !c.reserve(s, hits, want) {
 			return
@@ -116,6 +122,10 @@ func (c *Core) admit(budget int) {
 		}
 		if pull > 0 {
 			c.startPull(s, pull)
+			continue
+		}
+		if load > 0 {
+			c.startLoad(s, cached, load)
 			continue
 		}
 		c.setQueued(s, s.length()-cached)
@@ -163,8 +173,23 @@ func (c *Core) startPull(s *sequence, tokens int) {
 	if c.cfg.KVBytesPerToken > 0 {
 		ms = c.cfg.Transfer.Ms(tokens, c.cfg.KVBytesPerToken)
 	}
-	s.phase, s.pullTokens, s.pullEnd = pulling, tokens, c.now+duration(ms)
-	c.setQueued(s, s.prompt-s.remote())
+	s.pullTokens, s.pullEnd, s.pullTo, s.loading = tokens, c.now+duration(ms), s.remote(), false
+	c.await(s)
+}
+
+// startLoad starts bringing tokens of s behind its cached ones back from the host
+// tier.
+func (c *Core) startLoad(s *sequence, cached, tokens int) {
+	ms := 1000 * float64(tokens) * float64(c.cfg.KVBytesPerToken) / c.cfg.HostBytesPerSecond
+	c.hostBusy = max(c.now, c.hostBusy) + duration(ms)
+	s.pullTokens, s.pullEnd, s.pullTo, s.loading = tokens, c.hostBusy, cached+tokens, true
+	c.await(s)
+}
+
+// await puts s among those whose blocks are on their way.
+func (c *Core) await(s *sequence) {
+	s.phase = pulling
+	c.setQueued(s, s.length()-s.pullTo)
 	i, _ := slices.BinarySearchFunc(c.pulls, s.pullEnd, func(p *sequence, end time.Duration) int {
 		if p.pullEnd <= end {
 			return -1
@@ -181,8 +206,12 @@ func (c *Core) finishPulls() {
 		s := c.pulls[0]
 		c.pulls = slices.Delete(c.pulls, 0, 1)
 		s.phase = pulled
-		s.computed = s.remote()
-		c.totals.TransferredTokens += uint64(s.pullTokens)
+		s.computed = s.pullTo
+		if s.loading {
+			c.totals.LoadedTokens += uint64(s.pullTokens)
+		} else {
+			c.totals.TransferredTokens += uint64(s.pullTokens)
+		}
 		c.store(s, s.computed)
 		c.ready = append(c.ready, s)
 	}

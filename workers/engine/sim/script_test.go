@@ -14,9 +14,10 @@ import (
 
 // script runs the commands of testdata/*.txt on one engine:
 //
-//	engine block=4 blocks=16 batch=16 seqs=4 len=64 stop=0 cache=true setup=20 early empty-first price=0
+//	engine block=4 blocks=16 batch=16 seqs=4 len=64 stop=0 cache=true setup=20 host=0 early empty-first price=0
 //	    a new engine; a step takes 10 ms + 1 a prefilled token + 5 + 1 a
-//	    decoding sequence, in ms; a transfer setup + 1 a token
+//	    decoding sequence, in ms; a transfer setup + 1 a token, a load from the host
+//	    tier half of 1 a token
 //	submit id=A at=0 content=(1-2) tokens=10 ...
 //	    a prompt given by the names of its blocks
 //	submit id=A at=0 prompt=(1-8,20) max=1 min=0 hold ignore_eos remote=0 lora= salt= seed=0
@@ -86,11 +87,11 @@ func (s *script) engine(t *testing.T, d *datadriven.TestData) string {
 	cfg := Config{
 		Timing:    timing.Model{Prefill: timing.Prefill{A: 10, B: 1}, Decode: timing.Decode{D: 5, E: 1}},
 		BlockSize: 4, Blocks: 16, MaxBatchedTokens: 16, MaxSeqs: 4, MaxModelLen: 64, PrefixCaching: true,
-		KVBytesPerToken: 1000, Transfer: timing.Transfer{BytesPerSecond: 1e6},
+		HostBytesPerSecond: 2e6, KVBytesPerToken: 1000, Transfer: timing.Transfer{BytesPerSecond: 1e6},
 	}
 	for name, value := range map[string]any{
 		"block": &cfg.BlockSize, "blocks": &cfg.Blocks, "batch": &cfg.MaxBatchedTokens, "seqs": &cfg.MaxSeqs,
-		"len": &cfg.MaxModelLen, "cache": &cfg.PrefixCaching, "stop": &stop, "setup": &setup, "g": &cfg.Timing.Prefill.G, "f": &cfg.Timing.Decode.F,
+		"host": &cfg.HostBlocks, "len": &cfg.MaxModelLen, "cache": &cfg.PrefixCaching, "stop": &stop, "setup": &setup, "g": &cfg.Timing.Prefill.G, "f": &cfg.Timing.Decode.F,
 	} {
 		d.MaybeScanArgs(t, name, value)
 	}
@@ -181,20 +182,27 @@ func (s *script) show(at time.Duration, out Output) string {
 		line("%s", text)
 	}
 	for _, e := range out.Events {
-		switch e.Kind {
-		case Stored:
-			parent := "root"
-			if e.HasParent {
-				parent = s.name(e.Parent)
-			}
-			line("stored %s after %s: %v%s", s.list(e.Blocks), parent, e.Tokens, namespace(e))
-		case Removed:
-			line("removed %s", s.list(e.Blocks))
-		case Cleared:
-			line("cleared")
-		}
+		line("%s", s.event(e))
+	}
+	for _, e := range out.HostEvents {
+		line("host: %s", s.event(e))
 	}
 	return sb.String()
+}
+
+func (s *script) event(e Event) string {
+	switch e.Kind {
+	case Stored:
+		parent := "root"
+		if e.HasParent {
+			parent = s.name(e.Parent)
+		}
+		return fmt.Sprintf("stored %s after %s: %v%s", s.list(e.Blocks), parent, e.Tokens, namespace(e))
+	case Removed:
+		return "removed " + s.list(e.Blocks)
+	default:
+		return "cleared"
+	}
 }
 
 func namespace(e Event) string {

@@ -7,8 +7,8 @@ type phase uint8
 
 const (
 	waiting  phase = iota + 1 // in the queue, without blocks
-	pulling                   // its blocks fill by transfer
-	pulled                    // transfer done, has the blocks of its prompt
+	pulling                   // its blocks fill by transfer, or out of the host tier
+	pulled                    // that is done, has the blocks of its prompt
 	running                   // in the batch
 	held                      // ended, its prompt's blocks wait for Release
 	finished                  // ended or aborted
@@ -43,9 +43,11 @@ type sequence struct {
 	// sequence first started, -1 before.
 	hit       int
 	preempted int
-	// pullEnd and pullTokens describe the transfer.
-	pullEnd    time.Duration
-	pullTokens int
+	// pullEnd and pullTokens describe the transfer, or the load from the host tier if
+	// loading; pullTo is how many tokens need no prefill when it ends.
+	pullEnd            time.Duration
+	pullTokens, pullTo int
+	loading            bool
 }
 
 // length is prompt and output so far, in tokens.

@@ -15,6 +15,10 @@ type Config struct {
 	// BlockSize is in tokens; Blocks is the size of the cache.
 	BlockSize int
 	Blocks    int
+	// HostBlocks is the size of a tier of host memory that takes what the device
+	// evicts, in blocks; 0 for none. HostBytesPerSecond is how fast blocks come back.
+	HostBlocks         int
+	HostBytesPerSecond float64
 	// MaxBatchedTokens bounds the tokens of one step (vLLM's default for serving: 8,192).
 	MaxBatchedTokens int
 	// MaxSeqs bounds the sequences of one step (256).
@@ -137,6 +141,9 @@ type Event struct {
 type Output struct {
 	Tokens []Token
 	Events []Event
+	// HostEvents are changes of the host tier. They have no Tokens, LoRA and Salt; a
+	// block's parent need not be there.
+	HostEvents []Event
 }
 
 // Stats are gauges and totals since the start.
@@ -155,4 +162,6 @@ type Stats struct {
 	ContextTokens     int // resident tokens of decoding sequences
 	HeldRequests      int // waiting for their KV to be pulled
 	TransferredTokens uint64
+	HostBlocks        int    // in the host tier
+	LoadedTokens      uint64 // out of it
 }
