@@ -66,7 +66,7 @@ func (s *stream) keep(piece []byte) *Refusal {
 // release gives back the body's memory once its pieces are sent or it is
 // refused.
 func (s *stream) release() {
-	if s.phase == reading {
+	if s.phase == reading || s.phase == queued {
 		return
 	}
 	s.body = nil

@@ -38,6 +38,26 @@ type Config struct {
 	// ext_proc stream breaks, so a picker that dies then cuts none. The agent's
 	// report closes the booking; without agents, set it to false.
 	LeaveStreaming bool `yaml:"leaveStreaming"`
+	// ClientHints heeds what clients say in headers of priority, tenant, targets and
+	// session. Where clients are not to be trusted with them, a gateway that sets these
+	// headers itself should remove the clients' own; else set it to false.
+	ClientHints bool `yaml:"clientHints"`
+	// MinPriority and MaxPriority bound the priority that a client may give itself by
+	// number; -32767 to 32767. By default clients can step back (below 0) and not push
+	// ahead. An objective's priority is the operator's own and not bounded by them.
+	MinPriority int `yaml:"minPriority"`
+	MaxPriority int `yaml:"maxPriority"`
+	// Objectives are the priorities of the objectives that a request may name
+	// (llm-d's InferenceObjective): "chat=10, batch=-5". A name that is not there has
+	// priority 0.
+	Objectives string `yaml:"objectives"`
+	// EnginePriority writes each request's priority into its body for the engine's
+	// own scheduler: none, vllm (lower is sooner; vLLM refuses the field unless it runs
+	// with --scheduling-policy priority) or sglang (higher is sooner; needs
+	// --enable-priority-scheduling).
+	EnginePriority EnginePriority `yaml:"enginePriority"`
+	// Flow lets requests wait here while no worker has room.
+	Flow FlowConfig `yaml:"flow"`
 	// Plans is how many of the last plans are kept for `kvlane explain`; 0 for
 	// none. About 150 bytes times the number of workers each.
 	Plans int `yaml:"plans"`
@@ -53,6 +73,11 @@ func Default() Config {
 		BodyTimeout:      5 * time.Minute,
 		ClearRouteCache:  true,
 		LeaveStreaming:   true,
+		ClientHints:      true,
+		MinPriority:      -100,
+		MaxPriority:      0,
+		EnginePriority:   EnginePriorityNone,
+		Flow:             DefaultFlow(),
 		Plans:            1024,
 	}
 }
@@ -76,8 +101,29 @@ func (c Config) Validate() error {
 	if c.BodyTimeout < c.BodyIdleTimeout {
 		fault("bodyTimeout: %v is less than bodyIdleTimeout %v", c.BodyTimeout, c.BodyIdleTimeout)
 	}
+	c.validateClients(fault)
+	for _, err := range c.Flow.faults() {
+		fault("flow.%w", err)
+	}
 	if c.Plans < 0 || c.Plans > 1<<20 {
 		fault("plans: %d is not within 0 to %d", c.Plans, 1<<20)
 	}
 	return errors.Join(faults...)
+}
+
+func (c Config) validateClients(fault func(string, ...any)) {
+	if c.MinPriority < -maxPriority || c.MinPriority > maxPriority {
+		fault("minPriority: %d is not within -%d to %d", c.MinPriority, maxPriority, maxPriority)
+	}
+	if c.MaxPriority < c.MinPriority || c.MaxPriority > maxPriority {
+		fault("maxPriority: %d is not within minPriority %d to %d", c.MaxPriority, c.MinPriority, maxPriority)
+	}
+	if _, err := parseObjectives(c.Objectives); err != nil {
+		fault("objectives: %w", err)
+	}
+	switch c.EnginePriority {
+	case EnginePriorityNone, EnginePriorityVLLM, EnginePrioritySGLang:
+	default:
+		fault("enginePriority: %q is not %s, %s or %s", c.EnginePriority, EnginePriorityNone, EnginePriorityVLLM, EnginePrioritySGLang)
+	}
 }

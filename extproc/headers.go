@@ -45,6 +45,9 @@ const (
 	// Envoy's choice of the route: a route with retries would send such a body
 	// twice (envoyproxy/envoy issue 45470).
 	HeaderTrailers = "x-kvlane-trailers"
+	// HeaderModelRewrite is the name that the body's model was changed to, for routes
+	// and logs of the gateway.
+	HeaderModelRewrite = "x-kvlane-model-rewrite"
 	// HeaderPolicy asks for a policy of the picker (client to picker).
 	HeaderPolicy = "x-kvlane-policy"
 	// HeaderRequestID names a request from end to end.
@@ -62,7 +65,7 @@ func RoutingHeaders() []string {
 		HeaderPrefill, "x-prefiller-url", "x-encoder-hosts-ports", "x-kv-cache-source-host-port",
 		"x-data-parallel-host-port", "x-data-parallel-rank",
 		HeaderBooking, HeaderRank, HeaderKnownTokens, HeaderUncached, HeaderLeg, HeaderUpstreams, HeaderDeadline,
-		HeaderTrailers,
+		HeaderTrailers, HeaderModelRewrite,
 		"x-dynamo-worker-instance-id", "x-dynamo-dp-rank", "x-dynamo-routing-mode",
 		"x-dynamo-prefill-instance-id", "x-dynamo-prefill-dp-rank", "x-dynamo-token-data",
 		"x-dynamo-backend-instance-id", "x-dynamo-prefill-worker-id", "x-dynamo-decode-worker-id",
@@ -77,6 +80,7 @@ type head struct {
 	contentEncoding string
 	contentLength   string
 	policy          string
+	client          clientHeaders
 	// strip are the routing headers that the client sent, lower case, each once.
 	strip []string
 }
@@ -100,6 +104,8 @@ func readHead(m *corev3.HeaderMap, routing map[string]bool) head {
 			h.contentLength = value(kv)
 		case HeaderPolicy:
 			h.policy = value(kv)
+		default:
+			h.client.take(key, func() string { return value(kv) })
 		}
 		if routing[key] {
 			h.strip = appendNew(h.strip, key)

@@ -24,12 +24,16 @@ type Metrics struct {
 	OpenBookings prometheus.Gauge
 	// Faults counts what went wrong without a request being refused for it, by
 	// reason: "panic", "unexpected-message", "body-after-end", "send",
-	// "compressed", "served-elsewhere", "bad-policy".
+	// "compressed", "rewrite-unread", "served-elsewhere", "bad-policy", and of headers that a client sent and
+	// that were not heeded "bad-priority", "unknown-objective", "bad-tenant",
+	// "bad-session", "bad-slo".
 	Faults *prometheus.CounterVec
 	// KnownTokens and PromptTokens count the tokens of routed prompts whose blocks
 	// were known, and all of them (estimated where the text is new).
 	KnownTokens  prometheus.Counter
 	PromptTokens prometheus.Counter
+	// Flow are the figures of the requests that wait for room.
+	Flow *FlowMetrics
 }
 
 // NewMetrics makes the metrics and registers them; reg may be nil for none.
@@ -56,6 +60,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 			Name: "kvlane_faults_total", Help: "Faults that refused no request, by reason."}, []string{"reason"}),
 		KnownTokens:  counter("kvlane_prompt_known_tokens_total", "Prompt tokens whose blocks were known."),
 		PromptTokens: counter("kvlane_prompt_tokens_total", "Prompt tokens, estimated where the text is new."),
+		Flow:         newFlowMetrics(reg),
 	}
 	if reg != nil {
 		reg.MustRegister(m.Requests, m.PickSeconds, m.RequestBytes, m.ResponseBytes, m.Streams, m.BufferedBytes,

@@ -34,7 +34,12 @@ type bench struct {
 
 func newBench(t testing.TB, cfg Config, addresses ...string) *bench {
 	t.Helper()
-	w := newWorld(t, cfg, picker.DefaultConfig())
+	return newBenchWith(t, cfg, picker.DefaultConfig(), addresses...)
+}
+
+func newBenchWith(t testing.TB, cfg Config, pc picker.Config, addresses ...string) *bench {
+	t.Helper()
+	w := newWorld(t, cfg, pc)
 	w.now = time.Now()
 	w.server.clock = time.Now
 	w.server.newID = randomID

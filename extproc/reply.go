@@ -14,6 +14,7 @@ import (
 
 	"github.com/kvlane/kvlane/internal/openai"
 	"github.com/kvlane/kvlane/picker"
+	"github.com/kvlane/kvlane/picker/flow"
 )
 
 // maxPiece is the largest piece of a body in one message, bytes. Envoy's
@@ -36,6 +37,15 @@ const (
 	CauseStreams    Cause = "too-many-streams"
 	CauseMemory     Cause = "body-memory"
 	CauseInternal   Cause = "internal"
+	CauseRewrite    Cause = "model-rewrite"
+
+	// Of requests that waited for room, or could not.
+	CauseQueueFull  Cause = Cause(flow.ReasonFull)
+	CauseQueueBytes Cause = Cause(flow.ReasonBytes)
+	CausePushedOut  Cause = Cause(flow.ReasonPushedOut)
+	CauseExpired    Cause = Cause(flow.ReasonExpired)
+	CauseHopeless   Cause = Cause(flow.ReasonHopeless)
+	CauseStopping   Cause = "stopping"
 )
 
 // Refusal is an answer to the client in place of a worker's.
@@ -68,21 +78,39 @@ func (r *Refusal) Answer(overloaded529 bool) *openai.Error {
 	case CauseTooLarge:
 		e = openai.BadRequest("request_too_large", "", r.Detail)
 		e.Status = http.StatusRequestEntityTooLarge
-	case CauseOverloaded:
-		e = openai.TooManyRequests("Every worker is at its limit.")
+	case CauseOverloaded, CauseQueueFull, CauseQueueBytes, CausePushedOut, CauseExpired, CauseHopeless:
+		e = openai.TooManyRequests(r.Cause.shed())
 		if overloaded529 {
 			e.Status, e.Type = 529, "overloaded_error"
 		}
+	case CauseStopping:
+		e = openai.Unavailable("The endpoint picker stops.")
 	case CauseNoEndpoint:
 		e = openai.Unavailable("No worker is ready.")
 	case CauseSubset:
 		e = openai.Unavailable("No worker is ready among those that the gateway allows.")
 	case CauseStreams, CauseMemory:
 		e = openai.Unavailable("The endpoint picker is at its limit.")
+	case CauseRewrite:
+		e = openai.Unavailable("The model of this request is served under another name, and the gateway has passed too little of the body to change it.")
 	case CauseInternal:
 		e = openai.Unavailable("The endpoint picker failed.")
 	}
 	return e
+}
+
+// shed says why a request was shed.
+func (c Cause) shed() string {
+	switch c {
+	case CauseQueueFull, CauseQueueBytes, CausePushedOut:
+		return "Every worker is at its limit, and too many requests wait."
+	case CauseExpired:
+		return "No worker had room in time."
+	case CauseHopeless:
+		return "The target for the time to first token cannot be met now."
+	default:
+		return "Every worker is at its limit."
+	}
 }
 
 // immediate is the message that ends a stream with an HTTP answer.
@@ -104,11 +132,14 @@ func (r *Refusal) immediate(overloaded529 bool) *extprocv3.ProcessingResponse {
 }
 
 // refusalOf turns a plan without a target into its refusal.
-func refusalOf(p picker.Plan, model string) *Refusal {
+func refusalOf(d *Decision) *Refusal {
+	p := &d.Plan
 	r := &Refusal{Cause: Cause(p.Reason)}
 	switch p.Reason {
 	case picker.ReasonNoModel:
-		r.Detail = model
+		if r.Detail = d.Model; d.Rewrite != "" { // the configuration named it, not the client
+			r.Cause, r.RetryAfter = CauseNoEndpoint, time.Second
+		}
 	case picker.ReasonOverloaded:
 		r.RetryAfter = max(time.Second, time.Duration(p.RetryAfterMs*float64(time.Millisecond)))
 	case picker.ReasonNoEndpoint, picker.ReasonSubset:
@@ -148,6 +179,9 @@ func routed(h head, d *Decision) *extprocv3.CommonResponse {
 	}
 	if d.Plan.Prefill != nil {
 		m.SetHeaders = append(m.SetHeaders, set(HeaderPrefill, d.Plan.Prefill.Address))
+	}
+	if d.Rewrite != "" {
+		m.SetHeaders = append(m.SetHeaders, set(HeaderModelRewrite, d.Rewrite))
 	}
 	if h.requestID == "" {
 		m.SetHeaders = append(m.SetHeaders, set(HeaderRequestID, d.Plan.Request))

@@ -15,7 +15,9 @@ func (s *stream) responseHeaders(now time.Time, in *extprocv3.ProcessingRequest,
 	}
 	s.answered = true
 	s.complete = h.GetEndOfStream()
-	if addr := readServed(in.GetMetadataContext()); addr != "" && s.booked {
+	addr := readServed(in.GetMetadataContext())
+	s.judge(now, h.GetHeaders(), addr)
+	if addr != "" && s.booked {
 		s.served(now, addr)
 		s.left = s.srv.cfg.LeaveStreaming && !s.srv.silent.Load() && s.phase == sent && !s.complete &&
 			s.responseMode == extprocfilterv3.ProcessingMode_NONE && streams(h.GetHeaders())

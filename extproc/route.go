@@ -25,6 +25,12 @@ type Ask struct {
 	HasSubset bool
 	// Policy overrides the pool's; empty for none.
 	Policy picker.Policy
+	// Hints are what the client says of the request.
+	Hints
+
+	// clients are the rules for what the body says of its priority; nil: it is not
+	// read.
+	clients *clients
 }
 
 // Decision is what the router made of a request.
@@ -32,6 +38,9 @@ type Decision struct {
 	Plan picker.Plan
 	// Model is the name in the body; empty if there is none.
 	Model string
+	// Rewrite is the name that the worker is asked for in its place; empty for the
+	// same.
+	Rewrite string
 	// Prompts is how many prompts were read; 0 if the body was not.
 	Prompts int
 	// Bytes is the length of the canonical prompt text; 0 for token ids.
@@ -41,6 +50,10 @@ type Decision struct {
 	KnownTokens int
 	// Exact says that the plan's ISL was counted and not estimated.
 	Exact bool
+	// Priority is the request's, higher first.
+	Priority int
+	// Waited is how long it waited for room.
+	Waited time.Duration
 }
 
 // Router turns requests into plans. It is safe for concurrent use and does no
@@ -51,7 +64,10 @@ type Router struct {
 	pool     *picker.Pool
 	secret   string
 	density  density
-	scratch  sync.Pool // of *scratch
+	rewrites picker.Rewrites
+	// rewritten counts; nil for none.
+	rewritten *RewriteMetrics
+	scratch   sync.Pool // of *scratch
 }
 
 // NewRouter joins the index, the map of learned prefixes and the pool. secret
@@ -85,27 +101,55 @@ func (r *Router) plan(now time.Time, a Ask, explain bool) (Decision, *Refusal) {
 	if s == nil {
 		s = new(scratch)
 	}
-	req := &s.request
-	*req = picker.Request{ID: a.ID, Subset: a.Subset, HasSubset: a.HasSubset, Policy: a.Policy}
-	var d Decision
-	if api := apiOf(a.Method, a.Path); api != openai.APINone && len(a.Body) > 0 {
-		parsed, err := openai.Parse(api, a.Body)
-		if err != nil {
-			return Decision{}, malformed(err)
-		}
-		d = r.read(parsed, s)
+	_, d, refusal := r.begin(now, &a, s)
+	if refusal != nil {
+		return d, refusal
 	}
 	if explain {
-		d.Plan = r.pool.Explain(req, now)
+		d.Plan = r.pool.Explain(&s.request, now)
 	} else {
-		d.Plan = r.pool.Pick(req, now)
+		d.Plan = r.pool.Pick(&s.request, now)
 	}
-	*req = picker.Request{} // the client's texts are not kept
-	r.scratch.Put(s)        // not after a panic: nothing is known of it then
+	s.request = picker.Request{} // the client's texts are not kept
+	r.scratch.Put(s)             // not after a panic: nothing is known of it then
 	if !d.Plan.OK() {
-		return d, refusalOf(d.Plan, d.Model)
+		return d, refusalOf(&d)
+	}
+	if !explain {
+		r.noteRewrite(&d)
 	}
 	return d, nil
+}
+
+// begin reads a request for a pick. parsed is nil if its body says nothing.
+func (r *Router) begin(now time.Time, a *Ask, s *scratch) (parsed *openai.Request, d Decision, refusal *Refusal) {
+	s.request = picker.Request{
+		ID: a.ID, Subset: a.Subset, HasSubset: a.HasSubset, Policy: a.Policy, SLO: a.SLO, Session: a.Session,
+	}
+	parsed, err := r.parse(a, s, &d)
+	if err != nil {
+		return nil, Decision{}, malformed(err)
+	}
+	return parsed, d, nil
+}
+
+// parse reads the body, if it says where the request should go.
+func (r *Router) parse(a *Ask, s *scratch, d *Decision) (*openai.Request, error) {
+	d.Priority = a.Priority
+	api := apiOf(a.Method, a.Path)
+	if api == openai.APINone || len(a.Body) == 0 {
+		return nil, nil //nolint:nilnil // a request without a body that counts is no error
+	}
+	parsed, err := openai.Parse(api, a.Body)
+	if err != nil {
+		return nil, err
+	}
+	*d = r.read(parsed, s)
+	d.Priority = a.Priority
+	if a.clients != nil {
+		d.Priority = a.clients.priorityOf(parsed, a.Hints)
+	}
+	return parsed, nil
 }
 
 // scratch is the memory for one request, used again by the next. A plan refers
@@ -127,8 +171,9 @@ func malformed(err error) *Refusal {
 // read fills the pick's request from a body: length, matches, output bound.
 func (r *Router) read(parsed *openai.Request, s *scratch) Decision {
 	d, req := Decision{Model: parsed.Model}, &s.request
-	req.Model, req.OSL = parsed.Model, parsed.MaxTokens
-	model, ok := r.pool.Model(parsed.Model)
+	d.Rewrite = r.rewrite(parsed.Model, req)
+	req.Model, req.OSL = d.served(), parsed.MaxTokens
+	model, ok := r.pool.Model(req.Model)
 	if !ok {
 		return d // the pick says whether it is unknown or away
 	}

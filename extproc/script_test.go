@@ -65,6 +65,12 @@ func (w *world) worker(name string, h *kvindex.Hello) {
 	w.pool.Apply(&kvindex.Record{Owner: o, Epoch: 1, Term: 1, Kind: kvindex.KindHello, Hello: h}, w.now)
 }
 
+// load is a worker's report of so many running requests.
+func (w *world) load(name string, running uint32) {
+	w.pool.Apply(&kvindex.Record{Owner: kvindex.Owner{Worker: kvindex.WorkerID(name)}, Epoch: 1, Term: 1, Kind: kvindex.KindLoad,
+		Load: &kvindex.Load{Running: running}}, w.server.clock())
+}
+
 func hello(address string) *kvindex.Hello {
 	return &kvindex.Hello{Address: address, Ready: true, Model: "base", Served: []string{"base"},
 		BlockSize: blockSize, KVBlocks: 10_000, LeaseMs: 3_600_000}
@@ -167,6 +173,8 @@ func number(m *dto.Metric) float64 {
 //	response-trailers
 //	empty                        a message without a request
 //	wait for=D                   moves the clock; streams over their deadline expire
+//	look                         the gate looks who can go
+//	stop                         the server is to stop
 //	close                        the end of the gRPC stream
 //	state                        every metric that is not 0
 //	plan id=I                    what is kept for explain
@@ -217,6 +225,24 @@ func configure(t *testing.T, d *datadriven.TestData, cfg *Config, pc *picker.Con
 			pc.MaxRequests = n
 		case "fallbacks":
 			pc.Fallbacks = n
+		case "max-queue-ms":
+			pc.MaxQueueMs = float64(n)
+		case "flow":
+			cfg.Flow.Enabled = v == "true"
+		case "queue":
+			cfg.Flow.Queue.MaxRequests = n
+		case "ttl":
+			cfg.Flow.Queue.TTL = duration(t, v)
+		case "buffered-wait":
+			cfg.Flow.BufferedWait = duration(t, v)
+		case "client-hints":
+			cfg.ClientHints = v == "true"
+		case "max-priority":
+			cfg.MaxPriority = n
+		case "objectives":
+			cfg.Objectives = strings.ReplaceAll(v, ":", "=")
+		case "engine-priority":
+			cfg.EnginePriority = EnginePriority(v)
 		default:
 			t.Fatalf("%s: unknown key %s", d.Pos, a.Key)
 		}
@@ -234,11 +260,13 @@ func (w *world) command(d *datadriven.TestData) string {
 		w.warm(arg(w.t, d, "worker"), arg(w.t, d, "path"), []byte(d.Input))
 		return ""
 	case "wait":
-		dur, err := time.ParseDuration(arg(w.t, d, "for"))
-		if err != nil {
-			w.t.Fatal(err)
-		}
-		return w.wait(dur)
+		return w.wait(duration(w.t, arg(w.t, d, "for")))
+	case "look":
+		w.server.gate.look(w.now)
+		return w.settle()
+	case "stop":
+		w.server.Stop()
+		return ""
 	case "close":
 		w.stream(name).end(w.now)
 		delete(w.streams, name)
@@ -285,6 +313,29 @@ func (w *world) wait(d time.Duration) string {
 	return b.String()
 }
 
+func duration(t testing.TB, s string) time.Duration {
+	d, err := time.ParseDuration(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+// settle answers the streams that the gate has decided.
+func (w *world) settle() string {
+	var b strings.Builder
+	for _, name := range slices.Sorted(maps.Keys(w.streams)) {
+		st := w.streams[name]
+		select {
+		case <-st.decided():
+			out := w.send(st, nil)
+			fmt.Fprintf(&b, "stream %s:\n%s", name, show(out))
+		default:
+		}
+	}
+	return b.String()
+}
+
 func (w *world) state() string {
 	var lines []string
 	for name, v := range w.metrics() {
@@ -302,9 +353,13 @@ func (w *world) plan(id string) string {
 		return "none\n"
 	}
 	p := e.Decision.Plan
-	return fmt.Sprintf("path=%s model=%q prompts=%d isl=%d exact=%t known=%d cached=%d worker=%q reason=%s refusal=%q served=%q outcome=%q\n",
+	waited := ""
+	if e.Decision.Waited > 0 {
+		waited = fmt.Sprintf(" waited=%v", e.Decision.Waited)
+	}
+	return fmt.Sprintf("path=%s model=%q prompts=%d isl=%d exact=%t known=%d cached=%d worker=%q reason=%s refusal=%q served=%q outcome=%q%s\n",
 		e.Path, e.Decision.Model, e.Decision.Prompts, p.ISL, e.Decision.Exact, e.Decision.KnownTokens, p.Cached,
-		p.Decode.Worker, p.Reason, e.Refusal, e.Served, e.Outcome)
+		p.Decode.Worker, p.Reason, e.Refusal, e.Served, e.Outcome, waited)
 }
 
 // message builds what the command says.

@@ -19,7 +19,8 @@ import (
 )
 
 // Server answers ext_proc streams. It is safe for concurrent use; it starts no
-// goroutine of its own (gRPC starts one for each stream).
+// goroutine of its own (gRPC starts one for each stream). Where requests may wait
+// for room, [Server.Run] has to run.
 type Server struct {
 	extprocv3.UnimplementedExternalProcessorServer
 
@@ -32,6 +33,8 @@ type Server struct {
 	clock   func() time.Time
 	newID   func() string
 	ids     ids
+	clients clients
+	gate    *gate // nil: no request waits
 	streams atomic.Int64
 	buffers budget
 	silent  atomic.Bool // no agent's report comes now
@@ -48,7 +51,7 @@ func New(cfg Config, router *Router, m *Metrics, log *slog.Logger) (*Server, err
 	s := &Server{
 		cfg: cfg, router: router, metrics: m, log: log, plans: NewPlans(cfg.Plans),
 		routing: make(map[string]bool), clock: time.Now, newID: randomID,
-		ids:     ids{open: make(map[string]struct{})},
+		ids: ids{open: make(map[string]struct{})}, clients: newClients(cfg),
 		buffers: budget{limit: cfg.MaxBufferedBytes, gauge: m.BufferedBytes},
 
 		stopping: make(chan struct{}),
@@ -56,7 +59,35 @@ func New(cfg Config, router *Router, m *Metrics, log *slog.Logger) (*Server, err
 	for _, h := range RoutingHeaders() {
 		s.routing[h] = true
 	}
+	if cfg.Flow.Enabled {
+		m.Flow.limit = cfg.Flow.TenantLabels
+		s.gate = newGate(cfg.Flow, router, m.Flow, func() time.Time { return s.clock() })
+	}
 	return s, nil
+}
+
+// Run lets requests that wait go as soon as there is room, until ctx ends. It has to
+// outlive the streams.
+func (s *Server) Run(ctx context.Context) error {
+	if s.gate != nil {
+		s.gate.run(ctx)
+	}
+	return nil
+}
+
+// Reported says that a worker's state changed: there may be room for requests that
+// wait. It takes no time and may be called as often as that happens.
+func (s *Server) Reported() {
+	if s.gate != nil {
+		s.gate.reported()
+	}
+}
+
+// room says that a request has ended.
+func (s *Server) room() {
+	if s.gate != nil {
+		s.gate.changed()
+	}
 }
 
 // Register adds the ext_proc service to a gRPC server.
@@ -84,8 +115,16 @@ func (c Config) ServerOptions() []grpc.ServerOption {
 
 // Stop ends the streams whose request is with a worker, politely: Envoy lets
 // their answers go on without us, where it would cut each of them if the
-// connection broke. Requests that are not answered yet are served as before.
-func (s *Server) Stop() { s.stop.Do(func() { close(s.stopping) }) }
+// connection broke. Requests that are not answered yet are served as before; those
+// that wait for room may do so for DrainTimeout.
+func (s *Server) Stop() {
+	s.stop.Do(func() {
+		if s.gate != nil {
+			s.gate.stop(s.clock().Add(s.cfg.Flow.DrainTimeout))
+		}
+		close(s.stopping)
+	})
+}
 
 // Process serves one request. It never returns an error: Envoy would answer it
 // with a 500 of its own.
@@ -106,6 +145,8 @@ func (s *Server) Process(g extprocv3.ExternalProcessor_ProcessServer) error {
 type run struct {
 	server *Server
 	grpc   extprocv3.ExternalProcessor_ProcessServer
+	// inbox is what the next message comes from; nil if nobody waits for one.
+	inbox chan *extprocv3.ProcessingRequest
 
 	mu     sync.Mutex // guards what follows; the timer's goroutine is the second user
 	stream *stream
@@ -114,38 +155,48 @@ type run struct {
 	out    responses // reused
 }
 
-// receive waits for a message. False is the end, a client that left, or that this
-// server stops: all are ordinary.
+// receive waits for a message, or nil for the gate's decision. False is the end, a
+// client that left, or that this server stops: all are ordinary.
 func (r *run) receive() (*extprocv3.ProcessingRequest, bool) {
-	if !r.dispensable() {
-		in, err := r.grpc.Recv()
-		return in, err == nil
-	}
-	received := make(chan *extprocv3.ProcessingRequest, 1)
-	go func() { // ends at the latest when the stream does, which is right after a stop
-		in, err := r.grpc.Recv()
-		if err != nil {
-			in = nil
+	decided, stopping := r.others()
+	if r.inbox == nil {
+		if decided == nil && stopping == nil {
+			in, err := r.grpc.Recv()
+			return in, err == nil
 		}
-		received <- in
-	}()
+		r.inbox = make(chan *extprocv3.ProcessingRequest, 1)
+		go func(inbox chan<- *extprocv3.ProcessingRequest) { // ends at the latest when the stream does
+			in, err := r.grpc.Recv()
+			if err != nil {
+				in = nil
+			}
+			inbox <- in
+		}(r.inbox)
+	}
 	select {
-	case in := <-received:
+	case in := <-r.inbox:
+		r.inbox = nil
 		return in, in != nil
-	case <-r.server.stopping:
+	case <-decided:
+		return nil, true
+	case <-stopping:
 		return nil, false
 	}
 }
 
-// dispensable reports whether Envoy needs nothing of this stream any more: the
-// request is with a worker, and the answer's bytes do not pass here.
-func (r *run) dispensable() bool {
+// others are what a stream may wait for beside a message; nil for what it does
+// not. At a stop those end of which Envoy needs nothing any more: the request is with
+// a worker, and the answer's bytes do not pass here.
+func (r *run) others() (decided, stopping <-chan struct{}) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.stream.phase == sent && r.stream.responseMode == extprocfilterv3.ProcessingMode_NONE
+	if s := r.stream; s.phase == sent && s.responseMode == extprocfilterv3.ProcessingMode_NONE {
+		stopping = r.server.stopping
+	}
+	return r.stream.decided(), stopping
 }
 
-// handle answers one message; false ends the stream.
+// handle answers one message, or nil for the gate's decision; false ends the stream.
 func (r *run) handle(in *extprocv3.ProcessingRequest) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -228,6 +279,9 @@ func (s *Server) step(st *stream, in *extprocv3.ProcessingRequest, out responses
 			answers = st.refuse(s.clock(), &Refusal{Cause: CauseInternal}, out[:before])
 		}
 	}()
+	if in == nil {
+		return st.settle(s.clock(), out)
+	}
 	return st.step(s.clock(), in, out)
 }
 
@@ -272,7 +326,8 @@ func (s *Server) finished(st *stream, outcome string) {
 		slog.String("id", st.id), slog.String("path", st.head.path), slog.String("outcome", outcome),
 		slog.String("worker", string(p.Decode.Worker)), slog.String("prefill", prefillWorker(p)),
 		slog.String("reason", string(p.Reason)), slog.Int("isl", p.ISL), slog.Int("cached", p.Cached),
-		slog.Float64("ttft_ms", p.TTFTMs))
+		slog.Float64("ttft_ms", p.TTFTMs), slog.Int("priority", st.decision.Priority),
+		slog.Float64("waited_ms", float64(st.decision.Waited)/float64(time.Millisecond)))
 }
 
 func prefillWorker(p picker.Plan) string {

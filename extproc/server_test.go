@@ -42,12 +42,16 @@ func TestPanics(t *testing.T) {
 }
 
 func TestConfigListsAllFaults(t *testing.T) {
-	c := Config{MaxBodyBytes: 0, MaxBufferedBytes: -1, MaxStreams: 0, BodyIdleTimeout: 0, BodyTimeout: -time.Second, Plans: -1}
+	c := Config{MaxBodyBytes: 0, MaxBufferedBytes: -1, MaxStreams: 0, BodyIdleTimeout: 0, BodyTimeout: -time.Second, Plans: -1,
+		MinPriority: 40_000, MaxPriority: -1, Objectives: "a", EnginePriority: "x",
+		Flow: FlowConfig{BufferedWait: -1, DrainTimeout: -1, TenantLabels: -1},
+	}
 	err := c.Validate()
 	if err == nil {
 		t.Fatal("accepted")
 	}
-	for _, key := range []string{"maxBodyBytes", "maxBufferedBytes", "maxStreams", "bodyIdleTimeout", "bodyTimeout", "plans"} {
+	for _, key := range []string{"maxBodyBytes", "maxBufferedBytes", "maxStreams", "bodyIdleTimeout", "bodyTimeout", "plans", "minPriority", "maxPriority",
+		"objectives", "enginePriority", "flow.bufferedWait", "flow.drainTimeout", "flow.tenantLabels", "flow.queue.maxRequests", "flow.queue.quantum"} {
 		if !strings.Contains(err.Error(), key+":") {
 			t.Errorf("want %s among the faults: %v", key, err)
 		}

@@ -16,6 +16,7 @@ type phase uint8
 const (
 	awaiting phase = iota // no headers yet
 	reading               // the body is kept until its end, then the request is routed
+	queued                // the body is complete, the request waits in the gate for room
 	passing               // the request is routed, pieces of its body go back as they come
 	sent                  // the whole request has been answered
 	refused               // an HTTP answer was given; nothing follows
@@ -30,12 +31,16 @@ type stream struct {
 	requestMode  extprocfilterv3.ProcessingMode_BodySendMode
 	responseMode extprocfilterv3.ProcessingMode_BodySendMode
 	head         head
+	hints        Hints
 	id           string
 	subset       []string
 	hasSubset    bool
 
-	body      []byte // only in reading
-	reserved  int64  // of the server's memory for bodies
+	body      []byte  // only in reading and queued
+	bodyEnds  bool    // the body's end was marked with its last piece
+	length    int     // of the body that goes on, where it is not the client's; else 0
+	ticket    *ticket // in queued
+	reserved  int64   // of the server's memory for bodies
 	started   time.Time
 	deadline  time.Time // of the next piece of the body, in reading
 	trailers  bool      // the request's trailers are answered
@@ -44,9 +49,10 @@ type stream struct {
 
 	decision Decision
 	booked   bool
-	answered bool // the response side has begun
-	complete bool // the answer's end was seen
-	left     bool // the answer goes on without us, its agent will report the end
+	answered bool   // the response side has begun
+	complete bool   // the answer's end was seen
+	wellFrom string // the address whose answer is well so far
+	left     bool   // the answer goes on without us, its agent will report the end
 }
 
 func newStream(s *Server) *stream {
@@ -94,6 +100,7 @@ func (s *stream) requestHeaders(now time.Time, in *extprocv3.ProcessingRequest, 
 		return out
 	}
 	s.head = readHead(h.GetHeaders(), s.srv.routing)
+	s.hints = s.srv.clients.hints(&s.head.client, s.srv.fault)
 	s.subset, s.hasSubset = readSubset(in.GetMetadataContext())
 	s.id = s.srv.ids.take(requestID(s.head.requestID), s.srv.router.booked, s.srv.newID)
 	if !s.srv.admit() {
@@ -130,6 +137,7 @@ func (s *stream) mustRead() bool {
 	}
 	if compressed(s.head.contentEncoding) {
 		s.srv.fault("compressed")
+		s.unread()
 		return false
 	}
 	switch s.requestMode {
@@ -138,13 +146,14 @@ func (s *stream) mustRead() bool {
 		return true
 	default:
 		// In STREAMED mode Envoy keeps the body back until the headers are answered.
+		s.unread()
 		return false
 	}
 }
 
 // answerHeaders routes a request by load and answers its headers.
 func (s *stream) answerHeaders(now time.Time, end bool, out responses) responses {
-	if r := s.route(now, nil); r != nil {
+	if r := s.route(now, s.ask(nil)); r != nil {
 		return s.refuse(now, r, out)
 	}
 	s.phase = passing
@@ -156,7 +165,7 @@ func (s *stream) answerHeaders(now time.Time, end bool, out responses) responses
 
 // routedHeaders is the headers answer of a routed request.
 func (s *stream) routedHeaders() *extprocv3.ProcessingResponse {
-	c := routed(s.head, &s.decision)
+	c := s.routed()
 	c.ClearRouteCache = s.srv.cfg.ClearRouteCache
 	if s.trailers {
 		c.HeaderMutation.SetHeaders = append(c.HeaderMutation.SetHeaders, set(HeaderTrailers, "1"))
@@ -201,26 +210,48 @@ func (s *stream) requestBody(now time.Time, b *extprocv3.HttpBody, out responses
 // endOfBody routes a request whose body is complete, and gives back the body.
 // end is false where trailers follow, or where a partial buffer was full.
 func (s *stream) endOfBody(now time.Time, end bool, out responses) responses {
-	body := s.body
-	partial := !end && s.requestMode == extprocfilterv3.ProcessingMode_BUFFERED_PARTIAL
-	if partial {
-		body = nil // half a document says nothing that can be relied on
+	s.bodyEnds = end
+	ask := s.ask(s.body)
+	if !end && s.requestMode == extprocfilterv3.ProcessingMode_BUFFERED_PARTIAL {
+		ask.Body = nil // half a document says nothing that can be relied on
+		if r := s.srv.router.cannotRewrite(&ask, s.body); r != nil {
+			return s.refuse(now, r, out)
+		}
 	}
-	if r := s.route(now, body); r != nil {
+	if s.srv.gate != nil && s.srv.gate.busy() {
+		return s.enqueue(now, ask, out)
+	}
+	switch r := s.route(now, ask); {
+	case r == nil:
+		return s.pass(now, out)
+	case r.Cause == CauseOverloaded && s.srv.gate != nil:
+		return s.enqueue(now, ask, out)
+	default:
+		return s.refuse(now, r, out)
+	}
+}
+
+// pass sends a routed request on.
+func (s *stream) pass(now time.Time, out responses) responses {
+	if r := s.splice(); r != nil {
 		return s.refuse(now, r, out)
 	}
 	s.phase = passing
-	if end || s.trailers {
+	if s.bodyEnds || s.trailers {
 		s.phase = sent
 	}
 	if !s.fullDuplex() {
-		a := requestBodyAnswer(routed(s.head, &s.decision))
-		a.GetRequestBody().Response.ClearRouteCache = s.srv.cfg.ClearRouteCache
+		c := s.routed()
+		c.ClearRouteCache = s.srv.cfg.ClearRouteCache
+		if s.length > 0 {
+			c.BodyMutation = replaced(s.body)
+		}
+		a := requestBodyAnswer(c)
 		a.DynamicMetadata = metadata(s.decision.Plan)
 		return append(out, a)
 	}
 	out = append(out, s.routedHeaders())
-	pieces(s.body, end, func(p []byte, last bool) {
+	pieces(s.body, s.bodyEnds, func(p []byte, last bool) {
 		out = append(out, requestBodyAnswer(streamed(p, last)))
 	})
 	return out
@@ -237,9 +268,9 @@ func (s *stream) requestTrailers(now time.Time, out responses) responses {
 		} else {
 			out = s.trailersOnly(now, out)
 		}
-		if s.phase == refused {
-			return out
-		}
+	}
+	if s.phase == refused || s.phase == queued {
+		return out // once it is decided, they are answered too
 	}
 	s.phase = sent
 	return append(out, requestTrailersAnswer())
@@ -248,7 +279,7 @@ func (s *stream) requestTrailers(now time.Time, out responses) responses {
 // trailersOnly routes a buffered request that had no body but trailers. The
 // trailers' answer cannot change headers, so the metadata alone has the choice.
 func (s *stream) trailersOnly(now time.Time, out responses) responses {
-	if r := s.route(now, nil); r != nil {
+	if r := s.route(now, s.ask(nil)); r != nil {
 		return s.refuse(now, r, out)
 	}
 	return out
@@ -262,23 +293,35 @@ func (s *stream) expire(now time.Time, out responses) responses {
 	return s.refuse(now, &Refusal{Cause: CauseTimeout}, out)
 }
 
-// route asks the router and books. body is nil where only the load counts.
-func (s *stream) route(now time.Time, body []byte) *Refusal {
+// ask is the request for the router. body is nil where only the load counts.
+func (s *stream) ask(body []byte) Ask {
+	return Ask{ID: s.id, Method: s.head.method, Path: s.head.path, Body: body,
+		Subset: s.subset, HasSubset: s.hasSubset, Policy: s.policy(), Hints: s.hints, clients: &s.srv.clients}
+}
+
+// route asks the router and books.
+func (s *stream) route(now time.Time, ask Ask) *Refusal {
 	began := s.srv.clock()
-	ask := Ask{ID: s.id, Method: s.head.method, Path: s.head.path, Body: body,
-		Subset: s.subset, HasSubset: s.hasSubset, Policy: s.policy()}
 	d, r := s.srv.pick(now, ask)
 	s.srv.metrics.PickSeconds.Observe(s.srv.clock().Sub(began).Seconds())
 	s.decision = d
-	if r != nil {
-		return r
+	if r == nil && s.srv.gate != nil {
+		r = s.srv.gate.judge(now, s.id, &d.Plan, ask.SLO)
 	}
+	if r == nil {
+		s.book(now)
+	}
+	return r
+}
+
+// book takes over the booking of the decision.
+func (s *stream) book(now time.Time) {
+	d := s.decision
 	s.booked = true
 	s.srv.metrics.OpenBookings.Inc()
 	s.srv.metrics.KnownTokens.Add(float64(d.KnownTokens))
 	s.srv.metrics.PromptTokens.Add(float64(d.Plan.ISL))
 	s.srv.plans.add(Entry{At: now, Path: s.head.path, Decision: d})
-	return nil
 }
 
 // policy is what the client asks for, where that is allowed.
@@ -330,10 +373,15 @@ func (s *stream) end(now time.Time) {
 	if s.phase != refused && !s.observing {
 		s.srv.finished(s, outcome)
 	}
+	if s.ticket != nil {
+		s.leaveQueue()
+	}
 	if s.booked {
 		s.booked = false
+		s.praise(now)
 		if !s.left {
 			s.srv.router.Close(now, s.id)
+			s.srv.room()
 		}
 		s.srv.metrics.OpenBookings.Dec()
 	}

@@ -61,6 +61,7 @@ func build(c config.Config, secret string, logger *slog.Logger) (*parts, error) 
 		log: log, index: index, prefixes: prefixes, pool: pool, logger: logger,
 		members: newMembers(), ready: newReadiness(), lost: map[kvindex.Owner]loss{},
 	}
+	f.reported = server.Reported
 	p := &parts{health: extproc.NewHealth(), server: server, log: log, follower: f}
 	if log.embedded == nil {
 		p.announcer = &announcer{pool: pool, log: log}
@@ -140,6 +141,7 @@ func (p *parts) serve(ctx context.Context, c config.Config, open listeners, logg
 	if p.announcer != nil { // until the last stream has closed its booking
 		part("announce bookings", func() error { return p.announcer.run(streams) })
 	}
+	part("let requests go that wait", func() error { return p.server.Run(streams) })
 	part("serve health", func() error { return serve(ctx, health, open.health) })
 	part("serve the admin page", func() error { return observability.Serve(ctx, open.admin, p.admin.handler()) })
 	context.AfterFunc(ctx, func() {

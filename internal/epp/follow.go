@@ -41,6 +41,8 @@ type follower struct {
 	logger   *slog.Logger
 	members  *members
 	ready    *readiness
+	// reported is told of every batch of records: a worker may have room.
+	reported func()
 
 	writing  sync.Mutex // one record at a time goes into the index
 	lost     map[kvindex.Owner]loss
@@ -83,6 +85,7 @@ func (f *follower) apply(records []kvindex.Record) error {
 	for i := range records {
 		f.one(&records[i], now)
 	}
+	f.reported()
 	if len(records) == 0 {
 		f.ready.stateRead(f.readyWorkers())
 	}

@@ -38,7 +38,7 @@ func TestRegain(t *testing.T) {
 		f := &follower{
 			log: &source{}, index: kvindex.NewIndex(), prefixes: kvindex.NewPrefixMap(1 << 20),
 			pool: picker.NewPool(picker.DefaultConfig(), timing.Known()), logger: slog.New(slog.DiscardHandler),
-			members: newMembers(), ready: newReadiness(), lost: map[kvindex.Owner]loss{},
+			members: newMembers(), ready: newReadiness(), lost: map[kvindex.Owner]loss{}, reported: func() {},
 		}
 		batch := []kvindex.Record{
 			record(0, 1, kvindex.KindCleared), record(0, 2, kvindex.KindStored), record(1, 1, kvindex.KindStored),

@@ -228,8 +228,8 @@ func (q *Queue) dropFlow(f *flow) {
 
 // Pump offers waiting requests, in the order that package flow describes, until each
 // lane is empty or held up, and is the number of those that left. try says of one
-// whether it leaves; if not, its lane is passed over until Pump returns. try must
-// not call the queue or keep its argument.
+// whether it leaves; if not, its lane is passed over until Pump returns. try may
+// read the queue; it must not change it or keep its argument.
 func (q *Queue) Pump(now time.Time, try func(*Item) bool) int {
 	for _, l := range q.lanes {
 		l.held = false

@@ -1,0 +1,250 @@
+package extproc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	extprocfilterv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
+	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+
+	"github.com/kvlane/kvlane/picker"
+)
+
+// gated is a server with flow control and one worker that takes one request at a
+// time, behind a real gRPC connection, on the test's own clock.
+type gated struct {
+	*bench
+	cancel  context.CancelFunc
+	stopped chan error
+	answers chan string // "ID status" of each request, in order
+}
+
+func newGated(t *testing.T, change func(*Config, *picker.Config)) *gated {
+	cfg, pc := Default(), picker.DefaultConfig()
+	cfg.Flow.Enabled, pc.MaxRequests = true, 1
+	if change != nil {
+		change(&cfg, &pc)
+	}
+	g := &gated{bench: newBenchWith(t, cfg, pc, "192.0.2.10:8000"), stopped: make(chan error, 1), answers: make(chan string, 1000)}
+	ctx, cancel := context.WithCancel(context.Background())
+	g.cancel = cancel
+	go func() { g.stopped <- g.server.Run(ctx) }()
+	return g
+}
+
+// end ends all, and checks that nothing is left.
+func (g *gated) end() {
+	g.t.Helper()
+	g.settle()
+	g.cancel()
+	if err := <-g.stopped; err != nil {
+		g.t.Error(err)
+	}
+	if n := g.server.gate.queue.Len() + len(g.server.gate.tickets); n != 0 {
+		g.t.Errorf("%d are left in the gate", n)
+	}
+}
+
+// request is one that is under way.
+type request struct {
+	g      *gated
+	id     string
+	grpc   extprocv3.ExternalProcessor_ProcessClient
+	cancel context.CancelFunc
+	ended  chan struct{}
+}
+
+// ask sends a whole request. Its answer is told to g.answers.
+func (g *gated) ask(id string, size int, headers ...string) *request {
+	g.t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	st, err := g.client.Process(ctx)
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	in := post("/v1/completions", append([]string{HeaderRequestID, id}, headers...)...)
+	in.ProtocolConfig = &extprocv3.ProtocolConfiguration{
+		RequestBodyMode: extprocfilterv3.ProcessingMode_FULL_DUPLEX_STREAMED, ResponseBodyMode: extprocfilterv3.ProcessingMode_FULL_DUPLEX_STREAMED,
+	}
+	for _, m := range []*extprocv3.ProcessingRequest{in, requestBodyMessage(fill(size), true)} {
+		if err := st.Send(m); err != nil {
+			g.t.Fatal(err)
+		}
+	}
+	r := &request{g: g, id: id, grpc: st, cancel: cancel, ended: make(chan struct{})}
+	go r.wait(size)
+	return r
+}
+
+// wait reports the answer and reads on to the stream's end.
+func (r *request) wait(size int) {
+	defer close(r.ended)
+	body := 0
+	for {
+		a, err := r.grpc.Recv()
+		if err != nil {
+			return
+		}
+		switch v := a.GetResponse().(type) {
+		case *extprocv3.ProcessingResponse_RequestHeaders:
+			r.g.answers <- r.id + " routed"
+		case *extprocv3.ProcessingResponse_RequestBody:
+			piece := v.RequestBody.GetResponse().GetBodyMutation().GetStreamedResponse()
+			if body += len(piece.GetBody()); piece.GetEndOfStream() && body != size {
+				r.g.t.Errorf("%s: %d bytes of %d came back", r.id, body, size)
+			}
+		case *extprocv3.ProcessingResponse_ImmediateResponse:
+			r.g.answers <- fmt.Sprintf("%s %d %s", r.id, v.ImmediateResponse.GetStatus().GetCode(), v.ImmediateResponse.GetDetails())
+		}
+	}
+}
+
+// done ends a routed request as a worker does that has answered it.
+func (r *request) done() {
+	if err := r.grpc.Send(responseHeadersMessage(true)); err != nil && !errors.Is(err, io.EOF) {
+		r.g.t.Error(err)
+	}
+	_ = r.grpc.CloseSend()
+	<-r.ended
+	r.cancel()
+}
+
+// abort is a client that leaves.
+func (r *request) abort() {
+	r.cancel()
+	<-r.ended
+}
+
+// want checks the next answers, in this order, and that there are no others.
+func (g *gated) want(answers ...string) {
+	g.t.Helper()
+	synctest.Wait()
+	var got []string
+	for {
+		select {
+		case a := <-g.answers:
+			got = append(got, a)
+			continue
+		default:
+		}
+		break
+	}
+	if fmt.Sprint(got) != fmt.Sprint(answers) {
+		g.t.Errorf("answers %q, want %q", got, answers)
+	}
+}
+
+// TestGateOrder: two tenants ask for more than there is. They take turns, the
+// higher band comes first, and a client that leaves while it waits is gone at once.
+func TestGateOrder(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newGated(t, func(c *Config, _ *picker.Config) { c.MaxPriority = 1 })
+		first := g.ask("first", 100)
+		g.want("first routed")
+		open := map[string]*request{"first": first}
+		for i := range 4 { // the one floods, the other asks twice
+			id := fmt.Sprint("flood", i)
+			open[id] = g.ask(id, 40_000, HeaderTenant, "flood")
+			synctest.Wait()
+		}
+		for i := range 2 {
+			id := fmt.Sprint("other", i)
+			open[id] = g.ask(id, 40_000, "x-llm-d-inference-fairness-id", "other")
+			synctest.Wait()
+		}
+		open["high"] = g.ask("high", 300_000, HeaderPriority, "1")
+		g.want()
+		if got := g.metrics()["flow_waiting_requests{0}"]; got != 6 {
+			t.Errorf("%v wait in band 0", got)
+		}
+		open["flood1"].abort()
+		open["flood1"] = nil
+		synctest.Wait()
+		if got := g.metrics(); got["flow_waiting_requests{0}"] != 5 || got["buffered_body_bytes"] < 5*40_000 {
+			t.Errorf("after one left: %v", got)
+		}
+		ended := "first"
+		for _, next := range []string{"high", "flood0", "other0", "flood2", "other1", "flood3"} {
+			open[ended].done()
+			g.want(next + " routed")
+			ended = next
+		}
+		open[ended].done()
+		g.end()
+	})
+}
+
+// TestGateTime: a request that waits too long is refused then, one whose target
+// cannot be met any more at that moment, and what has booked is closed.
+func TestGateTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newGated(t, func(c *Config, _ *picker.Config) { c.Flow.Queue.TTL = 10 * time.Second })
+		first := g.ask("first", 100)
+		g.want("first routed")
+		patient, targeted := g.ask("patient", 1000), g.ask("targeted", 1000, HeaderSLOTTFT, "3000")
+		began := time.Now()
+		synctest.Wait()
+		<-targeted.ended
+		if d := time.Since(began); d < 2500*time.Millisecond || d > 3*time.Second {
+			t.Errorf("its target of 3 s was given up after %v", d)
+		}
+		<-patient.ended
+		if d := time.Since(began); d != 10*time.Second {
+			t.Errorf("the patient one was refused after %v", d)
+		}
+		g.want("targeted 429 kvlane_slo_hopeless", "patient 429 kvlane_queue_ttl")
+		first.done()
+		g.end()
+	})
+}
+
+// TestGateStop: at a stop those that wait are served while there is room, and
+// refused when the time is over.
+func TestGateStop(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newGated(t, nil)
+		first := g.ask("first", 100)
+		g.want("first routed")
+		second := g.ask("second", 1000)
+		g.want()
+		third := g.ask("third", 1000)
+		g.want()
+		g.server.Stop()
+		began := time.Now()
+		first.done()
+		g.want("second routed")
+		<-third.ended
+		if d := time.Since(began); d != 2*time.Second {
+			t.Errorf("refused after %v", d)
+		}
+		g.want("third 503 kvlane_stopping")
+		fourth := g.ask("fourth", 1000)
+		<-fourth.ended
+		g.want("fourth 503 kvlane_stopping")
+		second.done()
+		g.end()
+	})
+}
+
+// TestGateReports: a worker that reports to be free makes room, although no
+// request of ours has ended.
+func TestGateReports(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newGated(t, func(_ *Config, pc *picker.Config) { pc.MaxRequests = 2 })
+		g.load("w1", 2)
+		second := g.ask("second", 1000)
+		g.want()
+		g.load("w1", 1)
+		g.server.Reported()
+		g.want()
+		time.Sleep(soon) // on the test's clock: reports are looked at together
+		g.want("second routed")
+		second.done()
+		g.end()
+	})
+}

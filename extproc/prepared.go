@@ -1,0 +1,61 @@
+package extproc
+
+import (
+	"time"
+
+	"github.com/kvlane/kvlane/internal/openai"
+	"github.com/kvlane/kvlane/picker"
+)
+
+// reread is how long what was read of a request that waits is used again: who holds
+// its prompt changes meanwhile, and reading takes far longer than a pick.
+const reread = 100 * time.Millisecond
+
+// prepared is a request that is tried several times.
+type prepared struct {
+	ask      Ask
+	scratch  scratch
+	parsed   *openai.Request // nil: only the load counts
+	decision Decision        // without a plan
+	read     time.Time
+}
+
+// prepare reads a request. It keeps the body.
+func (r *Router) prepare(now time.Time, a Ask) (*prepared, *Refusal) {
+	p := &prepared{ask: a, read: now}
+	var refusal *Refusal
+	if p.parsed, p.decision, refusal = r.begin(now, &a, &p.scratch); refusal != nil {
+		return nil, refusal
+	}
+	return p, nil
+}
+
+// try is Route for a request that was prepared.
+func (r *Router) try(now time.Time, p *prepared) (Decision, *Refusal) {
+	if p.parsed != nil && now.Sub(p.read) > reread {
+		priority := p.decision.Priority
+		p.decision, p.read = r.read(p.parsed, &p.scratch), now
+		p.decision.Priority = priority
+	}
+	d := p.decision
+	d.Plan = r.pool.Pick(&p.scratch.request, now)
+	if !d.Plan.OK() {
+		return d, refusalOf(&d)
+	}
+	r.noteRewrite(&d)
+	return d, nil
+}
+
+// prospect is what a prepared request may expect while no worker has room.
+func (r *Router) prospect(now time.Time, p *prepared) picker.Prospect {
+	return r.pool.Prospect(&p.scratch.request, now)
+}
+
+// lane names the workers that can serve a request: those of its base model.
+func (r *Router) lane(p *prepared) string {
+	model := p.decision.served()
+	if m, ok := r.pool.Model(model); ok {
+		return m.Base
+	}
+	return model
+}
