@@ -2,6 +2,7 @@ package picker
 
 import (
 	"encoding/binary"
+	"math"
 	"math/bits"
 	"slices"
 	"strings"
@@ -39,6 +40,8 @@ const maxSeats = 1 << 16
 type candidate struct {
 	queue    float64 // ms
 	requests float64
+	// room is what a prompt may have at most, tokens; infinite without a limit.
+	room float64
 	// weight is what a prefill's time counts for: its own, and the delay to the
 	// requests that are there.
 	weight float64
@@ -62,6 +65,15 @@ func (c *candidate) figures(requests, decoding, context int, f *Fleet, m *timing
 	}
 	c.weight = 1 + delay
 	c.decode, c.step = m.DecodeMs(decoding+1, context), m.DecodeMs(decoding, context)
+}
+
+// reserve sets the room of a worker with a KV cache of so many tokens, 0 if unknown.
+// One without requests takes any prompt.
+func (c *candidate) reserve(tokens, pledged int, f *Fleet) {
+	c.room = math.Inf(1)
+	if f.MaxKV > 0 && tokens > 0 && c.requests > 0 {
+		c.room = f.MaxKV*float64(tokens) - float64(pledged)
+	}
 }
 
 // place is where a candidate is.
@@ -113,6 +125,7 @@ const (
 	notOut exclusion = iota
 	outPrefill
 	outQueue
+	outKV
 	outRequests
 	outAdjust
 	outModel
@@ -122,7 +135,7 @@ const (
 )
 
 func (x exclusion) String() string {
-	return [...]string{"", "prefill only", "queue limit", "request limit", "excluded", "other model", "not ready", "relay", "not in the subset"}[x]
+	return [...]string{"", "prefill only", "queue limit", "KV limit", "request limit", "excluded", "other model", "not ready", "relay", "not in the subset"}[x]
 }
 
 // standing is what rules a worker out whatever the request.
@@ -182,6 +195,7 @@ func (b *board) add(e *Endpoint, f *Fleet) {
 		out: standing(e.Role, e.Ready), prefills: e.Role == kvindex.RolePrefill,
 	}
 	n.figures(e.Requests, e.Decoding, e.ContextTokens, f, &e.Timing)
+	n.reserve(e.KVTokens, e.Pledged, f)
 	b.join(e)
 	b.candidates, b.places = append(b.candidates, n), append(b.places, placeOf(target))
 	b.hosts = b.hosts || b.places[len(b.places)-1].host != b.places[0].host

@@ -32,6 +32,12 @@ type Config struct {
 	// MaxQueueMs is the longest queue a worker may have to be picked, in ms of its
 	// deployment (TimeScale divides it too); 0 = no limit.
 	MaxQueueMs float64 `yaml:"maxQueueMs"`
+	// MaxKV is the share of a worker's KV cache that its requests and a new prompt may
+	// take for the worker to be picked, unless it has no requests; 0 to 1, 0 = no
+	// limit. An engine that is full makes newcomers wait and throws running sequences
+	// out, so what comes after them waits too. Answers need the rest: 0.8 in simulated
+	// fleets.
+	MaxKV float64 `yaml:"maxKV"`
 	// SLOTTFTMs and SLOTPOTMs are the targets of requests that name none, ms of the
 	// deployment as MaxQueueMs: the time to first token and the time between later
 	// ones; 0 = none.
@@ -175,6 +181,9 @@ func (c Config) Validate() error {
 	}
 	if c.MaxRequests < 0 {
 		fault("maxRequests: %d is negative", c.MaxRequests)
+	}
+	if !(c.MaxKV >= 0 && c.MaxKV <= 1) {
+		fault("maxKV: %v is not within 0 to 1", c.MaxKV)
 	}
 	if !(c.MaxQueueMs >= 0) {
 		fault("maxQueueMs: %v is not 0 or more", c.MaxQueueMs)

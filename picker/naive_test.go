@@ -199,8 +199,9 @@ func (n *naive) price() float64 {
 	return n.total
 }
 
-func naiveOver(f *Fleet, e *Endpoint) bool {
-	return f.MaxRequests > 0 && e.Requests >= f.MaxRequests || f.MaxQueueMs > 0 && naiveQueueOf(f, e) > f.MaxQueueMs
+func naiveOver(req *Request, f *Fleet, e *Endpoint) bool {
+	full := float64(e.Pledged+req.ISL) > f.MaxKV*float64(e.KVTokens)
+	return f.MaxKV > 0 && e.KVTokens > 0 && e.Requests > 0 && full || f.MaxRequests > 0 && e.Requests >= f.MaxRequests || f.MaxQueueMs > 0 && naiveQueueOf(f, e) > f.MaxQueueMs
 }
 
 func naivePick(req *Request, f *Fleet) naive {
@@ -223,7 +224,7 @@ func naivePick(req *Request, f *Fleet) naive {
 		isTarget := e.Role != kvindex.RolePrefill
 		switch {
 		case !e.Ready || req.HasSubset && !slices.Contains(req.Subset, e.Address) || naiveBarred(req, e):
-		case naiveOver(f, e):
+		case naiveOver(req, f, e):
 			if isTarget || req.Model == "" {
 				over = append(over, e)
 			}
@@ -333,7 +334,7 @@ func randomState(r *rand.Rand, table timing.Table, i int) (Fleet, Request) {
 		Policy: PolicyKV, Alpha: oneOf(r, 0, 0.1, 0.25), ChunkTokens: oneOf(r, 512, 8192), Fallbacks: r.IntN(4),
 		MaxDelay: oneOf(r, 0, 0, 1.0), SLO: oneOf(r, SLO{}, SLO{}, SLO{}, SLO{TTFTMs: 1000, TPOTMs: 20}),
 		Links: oneOf(r, Links{}, Links{Domain: 10, Rack: 2, Far: 0.25}), Transfer: table.Transfer, AdapterMs: oneOf(r, 0, 100.0),
-		MaxRequests: oneOf(r, 0, 0, 0, 5), MaxQueueMs: oneOf(r, 0, 0, 0, 400.0),
+		MaxRequests: oneOf(r, 0, 0, 0, 5), MaxQueueMs: oneOf(r, 0, 0, 0, 400.0), MaxKV: oneOf(r, 0, 0, 0.5),
 	}
 	roles := oneOf(r,
 		[]kvindex.Role{kvindex.RoleAggregated}, []kvindex.Role{kvindex.RoleDecode, kvindex.RolePrefill},
@@ -357,6 +358,7 @@ func randomState(r *rand.Rand, table timing.Table, i int) (Fleet, Request) {
 			BlockSize: 16, Timing: d.Timing(), KVBytesPerToken: d.KVBytesPerToken,
 			QueueMs: oneOf(r, 0, 0, 10, 300, 500*r.Float64()), Requests: oneOf(r, 0, 0, 1, 5, 20),
 			ContextTokens: oneOf(r, 0, 0, 5000, 100000), Decoding: oneOf(r, 0, 1, 8), KVFree: -1,
+			KVTokens: oneOf(r, 0, 100000, 100000), Pledged: oneOf(r, 0, 20000, 49000),
 		})
 	}
 	req := randomRequest(r, i, &f)

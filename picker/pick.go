@@ -226,7 +226,7 @@ func (k *picking) price(limit exclusion) {
 	cached, outs, totals := k.cached[:len(candidates)], k.out[:len(candidates)], k.totals[:len(candidates)]
 	extra := k.extra[:len(candidates)]
 	slo := k.slo != (SLO{})
-	strict := k.req.HasSubset || k.fleet.MaxRequests > 0 || k.fleet.MaxQueueMs > 0 || k.excluding
+	strict := k.req.HasSubset || k.fleet.MaxRequests > 0 || k.fleet.MaxQueueMs > 0 || k.fleet.MaxKV > 0 || k.excluding
 	for i := range candidates {
 		c := &candidates[i]
 		rate, offer := &k.rates[c.class], &k.offers[c.menu]
@@ -278,6 +278,8 @@ func (k *picking) limits(i int, c *candidate) exclusion {
 		return outAdjust
 	case f.MaxRequests > 0 && c.requests >= float64(f.MaxRequests):
 		return outRequests
+	case float64(k.req.ISL) > c.room:
+		return outKV
 	case f.MaxQueueMs > 0 && c.queue > f.MaxQueueMs:
 		return outQueue
 	default:

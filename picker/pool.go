@@ -89,7 +89,7 @@ func NewPool(config Config, table timing.Table) *Pool {
 		fleet: Fleet{
 			Policy: config.Policy, Alpha: config.Alpha, ChunkTokens: config.ChunkTokens,
 			Transfer: table.Transfer.Scaled(1 / config.TimeScale), AdapterMs: config.AdapterMs / config.TimeScale,
-			Fallbacks: config.Fallbacks, MaxRequests: config.MaxRequests, MaxQueueMs: config.MaxQueueMs / config.TimeScale,
+			Fallbacks: config.Fallbacks, MaxRequests: config.MaxRequests, MaxQueueMs: config.MaxQueueMs / config.TimeScale, MaxKV: config.MaxKV,
 			MaxDelay: config.MaxDelay, Links: Links{Domain: config.DomainBandwidth, Rack: config.RackBandwidth, Far: config.FarBandwidth},
 			SLO: SLO{TTFTMs: config.SLOTTFTMs / config.TimeScale, TPOTMs: config.SLOTPOTMs / config.TimeScale},
 		},
@@ -330,6 +330,9 @@ func (p *Pool) settle() {
 func (w *worker) post() {
 	c := &w.pool.board.candidates[w.slot]
 	c.figures(w.requests(), w.decoding(), int(w.load.ContextTokens), &w.pool.fleet, &w.timing)
+	if w.pool.fleet.MaxKV > 0 {
+		c.reserve(w.kvTokens(), w.pledged(), &w.pool.fleet)
+	}
 	w.pool.clocks[w.slot] = w.clock()
 	w.pool.lines[w.slot] = line{} // on no stretch
 }

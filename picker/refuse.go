@@ -1,7 +1,7 @@
 package picker
 
-// fullRetryMs is the time to come back to an endpoint at its request limit: it
-// may have nothing to prefill and yet be full of answers of unknown length. One
+// fullRetryMs is the time to come back to an endpoint at its limit of requests or
+// KV: it may have nothing to prefill and yet be full of answers of unknown length. One
 // second is the shortest that a Retry-After header can say.
 const fullRetryMs = 1000
 
@@ -49,7 +49,7 @@ func (k *picking) retryAfter() float64 {
 			continue
 		}
 		drain := k.board.candidates[i].queue
-		if k.out[i] == outRequests {
+		if k.out[i] != outQueue {
 			drain = max(drain, fullRetryMs)
 		}
 		if after == 0 || drain < after {
@@ -62,5 +62,5 @@ func (k *picking) retryAfter() float64 {
 // full reports whether candidate i would be a target but for its limits.
 func (k *picking) full(i int) bool {
 	target := k.board.candidates[i].out != outPrefill || k.req.Model == ""
-	return target && (k.out[i] == outRequests || k.out[i] == outQueue)
+	return target && k.out[i] >= outQueue && k.out[i] <= outRequests
 }

@@ -70,6 +70,9 @@ func parseFleet(t *testing.T, d *datadriven.TestData) (Fleet, []kvindex.Match) {
 	d.MaybeScanArgs(t, "policy", &policy)
 	d.MaybeScanArgs(t, "fallbacks", &f.Fallbacks)
 	d.MaybeScanArgs(t, "max-requests", &f.MaxRequests)
+	maxKV := 0 // per cent
+	d.MaybeScanArgs(t, "max-kv", &maxKV)
+	f.MaxKV = float64(maxKV) / 100
 	maxQueue := 0
 	d.MaybeScanArgs(t, "max-queue", &maxQueue)
 	f.Policy, f.MaxQueueMs = Policy(policy), float64(maxQueue)
@@ -119,6 +122,9 @@ func parseEndpoint(t *testing.T, line string) (Endpoint, [kvindex.NumTiers]uint3
 			e.QueueMs = float64(atoi(value))
 		case "requests":
 			e.Requests = atoi(value)
+		case "kv": // pledged/all
+			pledged, all, _ := strings.Cut(value, "/")
+			e.Pledged, e.KVTokens = atoi(pledged), atoi(all)
 		case "decoding":
 			e.Decoding = atoi(value)
 		case "context":

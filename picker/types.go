@@ -111,6 +111,10 @@ type Endpoint struct {
 	Decoding      int
 	// KVFree is the room for new blocks in tokens, evictable ones included; -1 unknown.
 	KVFree int
+	// KVTokens is the size of its KV cache in tokens, 0 if unknown. Pledged are the
+	// tokens that its requests have there or will have: resident ones, and prompts
+	// that are not prefilled yet.
+	KVTokens, Pledged int
 
 	// Zone, Rack and Domain say where it is, each empty if unknown ([kvindex.Hello]).
 	Zone, Rack, Domain string
@@ -154,6 +158,9 @@ type Fleet struct {
 	MaxRequests int
 	// MaxQueueMs rules out endpoints whose queue is longer, likewise; 0 = no limit.
 	MaxQueueMs float64
+	// MaxKV rules out endpoints with requests whose KV cache would be filled by more
+	// than this share with the prompt, likewise; 0 = no limit.
+	MaxKV float64
 }
 
 // Links are bandwidths between two workers that are near each other or far apart,

@@ -114,6 +114,18 @@ func (w *worker) clock() clock {
 	return c
 }
 
+func (w *worker) kvTokens() int { return int(w.load.KVTotal) * int(w.hello.BlockSize) }
+
+// pledged are the tokens of its sequences, and of the prompts under way as far as
+// they are known: of requests that are not ours, what they lack.
+func (w *worker) pledged() int {
+	tokens := int(w.load.ContextTokens) + w.queue.others
+	for _, l := range w.queue.legs {
+		tokens += l.cached + l.uncached
+	}
+	return tokens
+}
+
 // endpoint is the worker as a candidate; the queue is the board's.
 func (w *worker) endpoint(now time.Time) Endpoint {
 	e := Endpoint{
@@ -129,6 +141,7 @@ func (w *worker) endpoint(now time.Time) Endpoint {
 		e.QueueMs = w.pool.board.candidates[w.slot].queue
 	}
 	e.EjectedMs, e.ReturnMs = msBetween(now, w.health.back), w.health.penaltyMs(&w.pool.rules, now)
+	e.KVTokens, e.Pledged = w.kvTokens(), w.pledged()
 	if w.load.KVTotal > 0 {
 		e.KVFree = (int(w.load.KVTotal) - int(w.load.KVUsed)) * e.BlockSize
 	}
