@@ -67,7 +67,8 @@ func (c *Config) keys() []key {
 			value("chunkTokens", &c.Picker.ChunkTokens),
 			value("fallbacks", &c.Picker.Fallbacks),
 			value("maxRequests", &c.Picker.MaxRequests),
-			value("maxQueueMs", &c.Picker.MaxQueueMs), value("maxKV", &c.Picker.MaxKV),
+			value("maxQueueMs", &c.Picker.MaxQueueMs),
+			value("maxKV", &c.Picker.MaxKV),
 			value("sloTTFTMs", &c.Picker.SLOTTFTMs),
 			value("sloTPOTMs", &c.Picker.SLOTPOTMs),
 			value("adapterMs", &c.Picker.AdapterMs),
@@ -106,6 +107,27 @@ func (c *Config) keys() []key {
 			value("clearRouteCache", &c.ExtProc.ClearRouteCache),
 			value("overloaded529", &c.ExtProc.Overloaded529),
 			value("leaveStreaming", &c.ExtProc.LeaveStreaming),
+			value("clientHints", &c.ExtProc.ClientHints),
+			value("minPriority", &c.ExtProc.MinPriority),
+			value("maxPriority", &c.ExtProc.MaxPriority),
+			value("objectives", &c.ExtProc.Objectives),
+			value("enginePriority", &c.ExtProc.EnginePriority),
+			section("flow",
+				value("enabled", &c.ExtProc.Flow.Enabled),
+				section("queue",
+					value("maxRequests", &c.ExtProc.Flow.Queue.MaxRequests),
+					value("maxBytes", &c.ExtProc.Flow.Queue.MaxBytes),
+					value("bandRequests", &c.ExtProc.Flow.Queue.BandRequests),
+					value("bandBytes", &c.ExtProc.Flow.Queue.BandBytes),
+					value("quantum", &c.ExtProc.Flow.Queue.Quantum),
+					value("maxTenants", &c.ExtProc.Flow.Queue.MaxTenants),
+					value("ttl", &c.ExtProc.Flow.Queue.TTL),
+					value("shedHopeless", &c.ExtProc.Flow.Queue.ShedHopeless),
+				),
+				value("bufferedWait", &c.ExtProc.Flow.BufferedWait),
+				value("drainTimeout", &c.ExtProc.Flow.DrainTimeout),
+				value("tenantLabels", &c.ExtProc.Flow.TenantLabels),
+			),
 			value("plans", &c.ExtProc.Plans),
 		),
 		section("index",
@@ -161,6 +183,9 @@ func (c Config) faults() []error {
 	}
 	under("picker", c.Picker.Validate())
 	under("extproc", c.ExtProc.Validate())
+	if f := c.ExtProc.Flow; f.Enabled && c.Picker.MaxQueueMs == 0 && c.Picker.MaxRequests == 0 && c.Picker.MaxKV == 0 {
+		faults = append(faults, errors.New("extproc.flow.enabled: nothing says when a worker has no room; set picker.maxQueueMs, picker.maxRequests or picker.maxKV"))
+	}
 	if n := c.Index.MaxBytes; n != 0 && (n < 1<<20 || n > 1<<40) {
 		faults = append(faults, fmt.Errorf("index.maxBytes: %d is not 0 or within %d to %d", n, 1<<20, 1<<40))
 	}
