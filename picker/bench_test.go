@@ -74,6 +74,54 @@ func BenchmarkDecide(b *testing.B) {
 	}
 }
 
+// everything makes the request and the pool use every term: slower tiers, adapters,
+// places, targets, adjustments of four workers; in a split pool with transfers over
+// every distance, and ranks in lockstep.
+func everything(p *Pool, req *Request, split bool) {
+	for i, w := range p.workers {
+		w.hello.Tiers = []kvindex.TierSpec{{Tier: kvindex.Host}, {Tier: kvindex.External}}
+		w.hello.Served, w.hello.Adapters = []string{"m", "lora"}, []string{"lora"}[:i%2]
+		if i%3 == 0 {
+			w.hello.Loading = []string{"lora"}
+		}
+		w.hello.Domain, w.hello.Rack, w.hello.Zone = fmt.Sprint("d", i/8), fmt.Sprint("r", i/32), fmt.Sprint("z", i%3)
+		w.hello.Lockstep = i%8 == 0
+		if split && i%2 > 0 {
+			w.hello.Role = kvindex.RolePrefill
+		}
+	}
+	p.moved = true
+	req.Model, req.SLO = "lora", SLO{TTFTMs: 1000, TPOTMs: 30}
+	for i := range req.Matches {
+		d := &req.Matches[i].Depth
+		d[kvindex.Host], d[kvindex.Disk], d[kvindex.External] = d[kvindex.Device]+8, d[kvindex.Device]+8, d[kvindex.Device]+16
+	}
+	for i := range 4 {
+		w := p.workers[len(p.workers)*i/4]
+		req.Adjust = append(req.Adjust, Adjust{Worker: w.id, Ms: float64(10*i - 15), Exclude: []string{"", "", "", "slow"}[i]})
+	}
+}
+
+// BenchmarkDecideAll is the choice with every term in use.
+func BenchmarkDecideAll(b *testing.B) {
+	for _, split := range []bool{false, true} {
+		for _, workers := range []int{8, 100, 1000} {
+			b.Run(fmt.Sprintf("split=%v/workers=%d", split, workers), func(b *testing.B) {
+				p := busyPool(workers)
+				req := &Request{ID: "r", Model: "m", ISL: 2048, Matches: matchesOf(p, 100)}
+				everything(p, req, split)
+				now := epochStart()
+				b.ReportAllocs()
+				for b.Loop() {
+					now = now.Add(time.Microsecond)
+					p.decide(req, now)
+				}
+				b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(workers), "ns/candidate")
+			})
+		}
+	}
+}
+
 // BenchmarkPick is the choice, the plan, the booking and its end.
 func BenchmarkPick(b *testing.B) {
 	for _, workers := range []int{8, 32, 100, 256, 1000} {

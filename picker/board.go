@@ -26,6 +26,8 @@ type board struct {
 	// lockstep are the candidates that share a queue, from the first to before the
 	// second.
 	lockstep [][2]int
+	// split: there are prefill-only workers.
+	split bool
 	// hosts: there is more than one.
 	hosts bool
 	// seats are places by the seat of a match, as far as met; nil where they are not
@@ -53,7 +55,7 @@ type candidate struct {
 	menu         uint32
 	spot         uint32
 	out          exclusion // what rules it out for any request
-	prefills     bool      // for others only
+	lockstep     bool
 }
 
 // figures sets what the load decides.
@@ -160,7 +162,7 @@ func (b *board) clear() {
 	b.candidates, b.places = b.candidates[:0], b.places[:0]
 	b.classes, b.menus, b.spots, b.hosts = b.classes[:0], b.menus[:0], b.spots[:0], false
 	b.names.zones, b.names.racks, b.names.domains = b.names.zones[:0], b.names.racks[:0], b.names.domains[:0]
-	b.lockstep = b.lockstep[:0]
+	b.lockstep, b.split = b.lockstep[:0], false
 }
 
 // add appends an endpoint.
@@ -192,10 +194,11 @@ func (b *board) add(e *Endpoint, f *Fleet) {
 	target := Target{Worker: e.Worker, Rank: e.Rank, Address: e.Address}
 	n := candidate{
 		queue: e.QueueMs, key: tieKey(&target), class: uint32(at), menu: uint32(offered), spot: uint32(stands),
-		out: standing(e.Role, e.Ready), prefills: e.Role == kvindex.RolePrefill,
+		out: standing(e.Role, e.Ready), lockstep: e.Lockstep,
 	}
 	n.figures(e.Requests, e.Decoding, e.ContextTokens, f, &e.Timing)
 	n.reserve(e.KVTokens, e.Pledged, f)
+	b.split = b.split || e.Role == kvindex.RolePrefill
 	b.join(e)
 	b.candidates, b.places = append(b.candidates, n), append(b.places, placeOf(target))
 	b.hosts = b.hosts || b.places[len(b.places)-1].host != b.places[0].host
@@ -207,11 +210,14 @@ func (b *board) join(e *Endpoint) {
 		return
 	}
 	at := len(b.places)
-	if n := len(b.lockstep); n > 0 && b.lockstep[n-1][1] == at && b.places[at-1].Worker == e.Worker {
+	if at == 0 || b.places[at-1].Worker != e.Worker || !b.candidates[at-1].lockstep {
+		return
+	}
+	if n := len(b.lockstep); n > 0 && b.lockstep[n-1][1] == at {
 		b.lockstep[n-1][1]++
 		return
 	}
-	b.lockstep = append(b.lockstep, [2]int{at, at + 1})
+	b.lockstep = append(b.lockstep, [2]int{at - 1, at + 1})
 }
 
 // level gives ranks that step together the longest queue of those that are there.

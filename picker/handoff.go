@@ -33,17 +33,12 @@ func (h HandOff) String() string {
 func (k *picking) handOff() HandOff {
 	c := &k.choice
 	switch {
-	case k.req.Model == "":
+	case k.req.Model == "" || !k.board.split:
 		return HandOffNone
 	case c.remote:
 		return HandOffRemote
 	case c.prefill < 0:
-		for i := range k.board.candidates {
-			if k.board.candidates[i].prefills {
-				return HandOffNoPrefiller
-			}
-		}
-		return HandOffNone
+		return HandOffNoPrefiller
 	}
 	p, leg, far := k.partner(c.paired)
 	bar := k.leg(c.local) + k.board.candidates[c.local].decode + k.rates[k.board.candidates[c.local].class].decode - k.fleet.Transfer.SetupMs

@@ -20,6 +20,8 @@ type links struct {
 	// many: the workers are in several places; else one is how far any two are apart.
 	many bool
 	one  link
+	// all is the best prefill worker.
+	all best
 	// The best prefill worker of each place, by the numbers of the names.
 	zones, racks, domains []best
 }
@@ -31,7 +33,7 @@ func (l *links) begin(b *board, f *Links) {
 			l.speeds[i] = 1
 		}
 	}
-	l.many, l.one = len(b.spots) > 1, linkZone
+	l.many, l.one = b.split && len(b.spots) > 1, linkZone
 	if len(b.spots) == 1 {
 		l.one = b.spots[0].to(b.spots[0])
 	}
@@ -73,42 +75,31 @@ func (l *links) offer(s spot, value float64, i int, tie uint64) {
 	}
 }
 
-// charges fills in what a transfer of the whole prompt costs.
+// charges fills in what sending a token costs.
 func (k *picking) charges(r *rate, kvBytes int) {
-	if !k.links.many {
-		r.transfer[k.links.one] = k.sending(k.req.ISL, kvBytes, k.links.one)
-		return
+	if k.fleet.Transfer.BytesPerSecond > 0 {
+		ms := 1000 * float64(kvBytes) / k.fleet.Transfer.BytesPerSecond
+		for l, speed := range k.links.speeds {
+			r.token[l] = ms / speed
+		}
 	}
-	for l := range link(numLinks) {
-		r.transfer[l] = k.sending(k.req.ISL, kvBytes, l)
-	}
-}
-
-// sending is the time to send tokens so far.
-func (k *picking) sending(tokens, kvBytes int, l link) float64 {
-	t := k.fleet.Transfer
-	t.BytesPerSecond *= k.links.speeds[l]
-	return t.Ms(tokens, kvBytes)
 }
 
 // leg is the price of a prefill on i alone: queue, loads, prefill with its delay to
 // others, adapter, adjustments.
 func (k *picking) leg(i int) float64 {
 	c := &k.board.candidates[i]
-	compute := k.rates[c.class].compute
-	if k.cached[i] > 0 {
-		compute, _ = k.compute(i)
-	}
-	return c.queue + compute*c.weight + k.offers[c.menu].adapter + k.extra[i]
+	return c.queue + k.compute(i)*c.weight + k.offers[c.menu].adapter + k.extra[i]
 }
 
 // transfer is the time to bring the KV to d from that far. What d holds already is
 // not sent.
 func (k *picking) transfer(d int, l link) float64 {
-	if k.cached[d] > 0 {
-		return k.sending(k.req.ISL-int(k.cached[d]), k.class(d).kvBytes, l)
+	tokens := k.req.ISL - int(k.cached[d])
+	if tokens <= 0 {
+		return 0
 	}
-	return k.rates[k.board.candidates[d].class].transfer[l]
+	return k.fleet.Transfer.SetupMs + float64(tokens)*k.rates[k.board.candidates[d].class].token[l]
 }
 
 // pair is the price of decoding on d after a prefill that far away that costs leg:
@@ -156,7 +147,7 @@ func (k *picking) partner(d int) (p int, leg float64, l link) {
 		return p, k.leg(p), k.far(p, d)
 	}
 	s := k.board.spots[k.board.candidates[d].spot]
-	all, least := best{at: p, value: k.leg(p)}, math.Inf(1)
+	least := math.Inf(1)
 	try := func(b *best, far link) {
 		if b.at < 0 {
 			return
@@ -172,33 +163,29 @@ func (k *picking) partner(d int) (p int, leg float64, l link) {
 		try(&k.links.racks[s.rack], linkRack)
 	}
 	if s.zone == 0 {
-		try(&all, linkZone)
+		try(&k.links.all, linkZone)
 		return p, leg, l
 	}
 	try(&k.links.zones[s.zone], linkZone)
 	try(&k.links.zones[0], linkZone)
-	try(&all, linkFar)
+	try(&k.links.all, linkFar)
 	return p, leg, l
 }
 
-// bestPair is the best target after a prefill elsewhere, and its price.
-//
-// Where all are in one place most need not be priced: a pair costs at least its leg,
-// or the target's queue, and what comes after either.
+// bestPair is the best target after a prefill elsewhere, and its price. Most need not
+// be priced: a pair costs at least its leg, or the target's queue, and what comes
+// after either.
 func (k *picking) bestPair() (int, float64) {
 	b := noBest()
 	candidates, outs := k.board.candidates, k.out[:len(k.board.candidates)]
-	slo := k.slo != (SLO{})
-	leg := k.leg(k.choice.prefill)
+	slo, leg := k.slo != (SLO{}), k.links.all.value
 	for i := range candidates {
 		if outs[i] != notOut {
 			continue
 		}
 		c := &candidates[i]
-		if !k.links.many && !slo {
-			if after := k.after(i); leg+after <= b.value && c.queue+after <= b.value {
-				b.offer(k.pair(leg, k.links.one, i), i, c.key, k.seed)
-			}
+		after := k.offers[c.menu].adapter + (c.decode + k.rates[c.class].decode) + k.extra[i]
+		if leg+after > b.value || c.queue+after > b.value {
 			continue
 		}
 		p, leg, l := k.partner(i)

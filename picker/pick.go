@@ -55,8 +55,9 @@ type picking struct {
 	// cached are tokens that need no prefill, credited the places that have any.
 	cached   []int32
 	credited []int32
-	// loads are the ms to bring a part of that from slower tiers.
-	loads []float64
+	// computes are the prefills of those, ms, and loads the ms to bring a part of what
+	// they hold from slower tiers.
+	computes, loads []float64
 	// extra is what loads and the request's adjustments add, ms, infinite for those
 	// that are ruled out so; adjusted the places of those that are adjusted.
 	// excluding: one is ruled out.
@@ -81,9 +82,10 @@ type picking struct {
 // rate is what a class charges for the whole prompt, in ms.
 type rate struct {
 	compute, decode float64
-	// steps is the number of its prefill's steps.
-	steps    float64
-	transfer [numLinks]float64
+	// steps is the number of its prefill's steps, single what it takes in one step.
+	steps, single float64
+	// token is the time to send a token so far.
+	token [numLinks]float64
 	// most is the credit of a worker that holds all of it, tokens.
 	most int
 }
@@ -123,7 +125,7 @@ const maxFallbacks = 16
 func (k *picking) begin(req *Request, fleet *Fleet, turn uint64) {
 	k.req, k.fleet, k.turn = req, fleet, turn
 	k.policy, k.seed = cmp.Or(req.Policy, fleet.Policy, PolicyKV), xxh3.HashString(req.ID)
-	k.slo = SLO{TTFTMs: cmp.Or(req.SLO.TTFTMs, fleet.SLO.TTFTMs), TPOTMs: cmp.Or(req.SLO.TPOTMs, fleet.SLO.TPOTMs)}
+	k.target()
 	for _, i := range k.credited {
 		k.cached[i], k.loads[i], k.extra[i] = 0, 0, 0
 	}
@@ -134,7 +136,7 @@ func (k *picking) begin(req *Request, fleet *Fleet, turn uint64) {
 	n := len(k.board.candidates)
 	if len(k.totals) != n {
 		k.totals, k.cached, k.out, k.extra = make([]float64, n), make([]int32, n), make([]exclusion, n), make([]float64, n)
-		k.loads = make([]float64, n)
+		k.loads, k.computes = make([]float64, n), make([]float64, n)
 		k.credited, k.adjusted = make([]int32, 0, n), make([]int32, 0, n)
 	}
 	if req.HasSubset {
@@ -145,7 +147,6 @@ func (k *picking) begin(req *Request, fleet *Fleet, turn uint64) {
 // decide makes the choice. It allocates nothing once its slices are long enough.
 func (k *picking) decide() {
 	k.choice = choice{target: -1, prefill: -1, local: -1, paired: -1, from: -1, most: -1}
-	k.missing = math.Inf(1)
 	k.links.begin(k.board, &k.fleet.Links)
 	k.charge()
 	k.credit()
@@ -189,9 +190,12 @@ func (k *picking) charge() {
 			compute: c.timing.PrefillMs(max(1, k.req.ISL), 0, k.fleet.ChunkTokens),
 			decode:  c.timing.Decode.F * float64(k.req.ISL),
 			steps:   float64(timing.Steps(max(1, k.req.ISL), k.fleet.ChunkTokens)),
+			single:  c.timing.PrefillMs(max(1, k.req.ISL), 0, 0),
 			most:    max(0, k.req.ISL-1) / max(1, c.blockSize) * c.blockSize,
 		})
-		k.charges(&k.rates[i], c.kvBytes)
+		if k.board.split {
+			k.charges(&k.rates[i], c.kvBytes)
+		}
 	}
 	model, adapter := k.req.Model, 0.0
 	// If no worker lists the model as an adapter and it is one all the same, every
@@ -225,7 +229,9 @@ func (k *picking) price(limit exclusion) {
 	candidates := k.board.candidates
 	cached, outs, totals := k.cached[:len(candidates)], k.out[:len(candidates)], k.totals[:len(candidates)]
 	extra := k.extra[:len(candidates)]
-	slo := k.slo != (SLO{})
+	computes := k.computes[:len(candidates)]
+	slo, bar, missing := k.slo != (SLO{}), math.Inf(1), math.Inf(1)
+	ttft, tpot := k.slo.TTFTMs, k.slo.TPOTMs
 	strict := k.req.HasSubset || k.fleet.MaxRequests > 0 || k.fleet.MaxQueueMs > 0 || k.fleet.MaxKV > 0 || k.excluding
 	for i := range candidates {
 		c := &candidates[i]
@@ -238,9 +244,9 @@ func (k *picking) price(limit exclusion) {
 			outs[i], totals[i] = out, math.Inf(1)
 			continue
 		}
-		compute, steps := rate.compute, rate.steps
+		compute := rate.compute
 		if cached[i] > 0 {
-			compute, steps = k.compute(i)
+			compute = computes[i]
 		}
 		total := c.queue + compute*c.weight + offer.adapter + extra[i]
 		if out >= limit {
@@ -254,17 +260,22 @@ func (k *picking) price(limit exclusion) {
 		decode := c.decode + rate.decode
 		total += decode
 		if slo {
-			total = k.judge(i, total, c.queue+compute+steps*c.step+offer.adapter, decode)
+			if first := c.queue + compute + k.steps(i)*c.step + offer.adapter + k.loads[i]; first > ttft || decode > tpot {
+				missing = min(missing, total)
+				total += missMs
+			}
 		}
 		outs[i], totals[i] = notOut, total
-		if total < k.leaders.bar.value || total == k.leaders.bar.value && tie(c.key, k.seed) < k.leaders.bar.tie {
+		if total < bar || total == bar && tie(c.key, k.seed) < k.leaders.bar.tie {
 			k.lead(i, total)
+			bar = k.leaders.bar.value
 		}
 		if cached[i] > most {
 			most, k.choice.most = cached[i], i
 		}
 	}
-	k.choice.local, k.choice.prefill = k.leaders.first(), prefill.at
+	k.missing = missing
+	k.choice.local, k.choice.prefill, k.links.all = k.leaders.first(), prefill.at, prefill
 }
 
 // limits is what the request's subset and adjustments and the fleet's limits rule

@@ -130,12 +130,8 @@ func (k *picking) listAlone(dst []Cost, i int) []Cost {
 // terms are those of a prefill on i.
 func (k *picking) terms(c *Cost, i int) {
 	at := &k.board.candidates[i]
-	steps := k.rates[at.class].steps
-	c.Queue, c.Load, c.Compute, c.Adapter = at.queue, k.loads[i], k.rates[at.class].compute, k.offers[at.menu].adapter
-	if c.Cached > 0 {
-		c.Compute, steps = k.compute(i)
-	}
-	c.Carry, c.Delay, c.Adjust = steps*at.step, c.Compute*(at.weight-1), k.extra[i]-k.loads[i]
+	c.Queue, c.Load, c.Compute, c.Adapter = at.queue, k.loads[i], k.compute(i), k.offers[at.menu].adapter
+	c.Carry, c.Delay, c.Adjust = k.steps(i)*at.step, c.Compute*(at.weight-1), k.extra[i]-k.loads[i]
 }
 
 // listPair appends decoding on d after its best prefill worker.

@@ -69,6 +69,7 @@ type Pool struct {
 type counts struct {
 	picked, refused, expired, unknownCloses, replaced, fenced uint64
 	announced, unsent, heard, late, clashes, overflow, lapsed uint64
+	handOffs                                                  [NumHandOffs]uint64
 	ejections, kept, resorted                                 uint64
 	blamed                                                    [NumBlames]uint64
 }
@@ -128,6 +129,7 @@ func (p *Pool) Pick(req *Request, now time.Time) Plan {
 	}
 	p.turn++
 	p.counts.picked++
+	p.counts.handOffs[p.picking.choice.handOff]++
 	if p.resorted {
 		p.counts.resorted++
 	}

@@ -414,6 +414,11 @@ func (s *poolScript) stats() string {
 			fmt.Fprintf(&out, " %s=%d", total.name, total.n)
 		}
 	}
+	for h := HandOffRemote; h < NumHandOffs; h++ {
+		if st.HandOffs[h] > 0 {
+			fmt.Fprintf(&out, " %s=%d", h, st.HandOffs[h])
+		}
+	}
 	out.WriteByte('\n')
 	for _, w := range st.PerWorker {
 		shared := ""

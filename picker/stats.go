@@ -44,6 +44,10 @@ type PoolStats struct {
 	// that only ejected workers were left for, failures by their blame.
 	Ejections, Kept, Resorted uint64
 	Failures                  [NumBlames]uint64
+
+	// HandOffs are the picks with a target by why the prompt is prefilled on another
+	// worker, or is not.
+	HandOffs [NumHandOffs]uint64
 }
 
 // WorkerStats are the gauges of one worker's rank.
@@ -77,7 +81,7 @@ func (p *Pool) Stats(now time.Time) PoolStats {
 		Picked: p.counts.picked, Refused: p.counts.refused, Expired: p.counts.expired,
 		UnknownCloses: p.counts.unknownCloses, Replaced: p.counts.replaced, Fenced: p.counts.fenced,
 		Announced: p.counts.announced, Unsent: p.counts.unsent,
-		Sessions: p.sessions.live(now), Ejections: p.counts.ejections, Kept: p.counts.kept, Resorted: p.counts.resorted, Failures: p.counts.blamed,
+		Sessions: p.sessions.live(now), Ejections: p.counts.ejections, Kept: p.counts.kept, Resorted: p.counts.resorted, Failures: p.counts.blamed, HandOffs: p.counts.handOffs,
 		Heard: p.counts.heard, Late: p.counts.late, Clashes: p.counts.clashes, Overflow: p.counts.overflow, Lapsed: p.counts.lapsed,
 	}
 	s.Classes = slices.Clone(p.learned)

@@ -23,7 +23,7 @@ func (k *picking) credit() {
 			held = k.bring(i, m, held)
 		}
 		if held > 0 {
-			k.cached[i] = int32(held)
+			k.cached[i], k.computes[i] = int32(held), k.prefill(&k.rates[c], class, held)
 			k.credited = append(k.credited, int32(i))
 		}
 	}
@@ -37,14 +37,11 @@ func (k *picking) credit() {
 // the one before it, so the least cost lies at the end of a tier's part.
 func (k *picking) bring(i int, m *kvindex.Match, held int) int {
 	c := &k.board.candidates[i]
-	class, most := k.class(i), k.rates[c.class].most
-	price := func(held int) float64 {
-		compute, _ := k.prefill(class, held)
-		return compute * c.weight
-	}
-	best, least, load := held, price(held), 0.0
+	class, rate := &k.board.classes[c.class], &k.rates[c.class]
+	best, load := held, 0.0
+	least := k.prefill(rate, class, held) * c.weight
 	for tier, at := kvindex.Host, held; tier < kvindex.NumTiers; tier++ {
-		to := min(int(m.Depth[tier])*class.blockSize, most)
+		to := min(int(m.Depth[tier])*class.blockSize, rate.most)
 		if to <= at {
 			continue
 		}
@@ -53,7 +50,7 @@ func (k *picking) bring(i int, m *kvindex.Match, held int) int {
 		}
 		load += float64(to-at) * class.loads[tier]
 		at = to
-		if total := load + price(to); total < least {
+		if total := load + k.prefill(rate, class, to)*c.weight; total < least {
 			best, least = to, total
 			k.loads[i] = load
 		}
@@ -62,24 +59,34 @@ func (k *picking) bring(i int, m *kvindex.Match, held int) int {
 	return best
 }
 
-// compute is the prefill's own time on candidate i, and the number of its steps.
-func (k *picking) compute(i int) (ms, steps float64) {
-	return k.prefill(k.class(i), int(k.cached[i]))
-}
-
-// prefill is that of an engine of the class which need not compute the first
-// cached tokens.
-func (k *picking) prefill(class *class, cached int) (ms, steps float64) {
-	p := &class.timing.Prefill
-	uncached := float64(max(1, k.req.ISL-cached))
-	ms, steps = p.B*uncached+p.G*uncached*(float64(cached)+uncached/2), 1
-	if k.req.ISL-cached > k.fleet.ChunkTokens && k.fleet.ChunkTokens > 0 {
-		steps = float64(timing.Steps(k.req.ISL-cached, k.fleet.ChunkTokens))
+// compute is the prefill's own time on candidate i.
+func (k *picking) compute(i int) float64 {
+	if k.cached[i] > 0 {
+		return k.computes[i]
 	}
-	return ms + p.A*steps, steps
+	return k.rates[k.board.candidates[i].class].compute
 }
 
-func (k *picking) class(i int) *class { return &k.board.classes[k.board.candidates[i].class] }
+// prefill is that on an engine of the class which need not compute the first cached
+// tokens: with n tokens in all b*(n-c) + g*(n-c)*(c + (n-c)/2) is what it is with
+// c = 0 less b*c + g*c*c/2.
+func (k *picking) prefill(r *rate, class *class, cached int) float64 {
+	p, c := &class.timing.Prefill, float64(cached)
+	ms := r.single - c*(p.B+p.G/2*c)
+	if r.steps > 1 {
+		ms += p.A * float64(timing.Steps(k.req.ISL-cached, k.fleet.ChunkTokens)-1)
+	}
+	return ms
+}
+
+// steps is how many the prefill on candidate i takes.
+func (k *picking) steps(i int) float64 {
+	steps := k.rates[k.board.candidates[i].class].steps
+	if steps == 1 || k.cached[i] == 0 {
+		return steps
+	}
+	return float64(timing.Steps(k.req.ISL-int(k.cached[i]), k.fleet.ChunkTokens))
+}
 
 // loadSpeeds are the bytes a second that a worker's engine brings back from each
 // tier.

@@ -186,7 +186,7 @@ const (
 	ReasonLeastCost  Reason = "least-cost"  // least cost, nothing cached there
 	ReasonSpill      Reason = "spill"       // another worker holds more, but waiting for it costs more
 	ReasonRemote     Reason = "prefill"     // prefilled elsewhere, then handed over
-	ReasonSLO        Reason = "slo"         // another costs less but is predicted to miss a target
+	ReasonSLO        Reason = "slo"         // another would cost less and is predicted to miss a target
 	ReasonPolicy     Reason = "policy"      // a comparison policy chose
 	ReasonNoEndpoint Reason = "no-endpoint" // 503: nothing ready serves it
 	ReasonSubset     Reason = "subset"      // 503: nothing ready inside the subset

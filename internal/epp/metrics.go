@@ -51,6 +51,20 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	send(gauge, "pool_bookings", "Requests that this picker has sent out and not seen end.", float64(pool.Bookings))
 	send(counter, "pool_picks_total", "Picks with a target.", float64(pool.Picked))
 	send(counter, "pool_refusals_total", "Picks without a target.", float64(pool.Refused))
+	handOffs := prometheus.NewDesc("kvlane_pool_hand_offs_total",
+		"Picks in a pool with prefill workers, by why the prompt is prefilled on one (remote) or not.", []string{"reason"}, nil)
+	for h := picker.HandOffRemote; h < picker.NumHandOffs; h++ {
+		ch <- prometheus.MustNewConstMetric(handOffs, counter, float64(pool.HandOffs[h]), h.String())
+	}
+	send(gauge, "pool_sessions", "Sessions whose last worker is remembered.", float64(pool.Sessions))
+	send(gauge, "pool_workers_ejected", "Workers that are out for their failures.", float64(pool.Ejected))
+	send(counter, "pool_ejections_total", "Times that a worker was put out for its failures.", float64(pool.Ejections))
+	send(counter, "pool_ejections_held_total", "Failures that would have put out more workers than picker.ejectShare.", float64(pool.Kept))
+	send(counter, "pool_ejected_picks_total", "Picks of an ejected worker because there was no other.", float64(pool.Resorted))
+	failures := prometheus.NewDesc("kvlane_pool_failures_total", "Requests that a worker failed, by how that was seen.", []string{"blame"}, nil)
+	for b, n := range pool.Failures {
+		ch <- prometheus.MustNewConstMetric(failures, counter, float64(n), picker.Blame(b).String())
+	}
 	send(counter, "pool_expired_bookings_total", "Bookings that nobody closed within their lease.", float64(pool.Expired))
 
 	send(gauge, "replicas_bookings", "Requests that other replicas have announced and that are not over.", float64(pool.Shared))
@@ -75,13 +89,19 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	send(counter, "log_faulty_records_total", "Records that the index refused for another reason.", float64(log.Faulty))
 	send(counter, "log_dropped_records_total", "Bookings of this picker that the log did not take in time.", float64(log.Dropped+pool.Unsent))
 
-	requests, queue := map[string]float64{}, map[string]float64{}
+	requests, queue, ejected, failed := map[string]float64{}, map[string]float64{}, map[string]float64{}, map[string]float64{}
 	for _, w := range pool.PerWorker { // a worker's ranks together: one series for each worker
 		requests[string(w.Worker)] += float64(w.Requests)
 		queue[string(w.Worker)] = max(queue[string(w.Worker)], w.QueueMs/1000)
+		failed[string(w.Worker)] += float64(w.Failures)
+		if w.EjectedMs > 0 {
+			ejected[string(w.Worker)]++
+		}
 	}
 	for worker, n := range requests {
 		send(gauge, "worker_requests", "Requests running and waiting on a worker.", n, worker)
+		send(gauge, "worker_ejected", "Ranks of a worker that are out for their failures.", ejected[worker], worker)
+		send(counter, "worker_failures_total", "Requests that a worker failed since it is in the pool.", failed[worker], worker)
 		send(gauge, "worker_queue_seconds", "Predicted time until a new request's prefill starts.", queue[worker], worker)
 	}
 }
