@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kvlane/kvlane/extproc/scoring"
 	"github.com/kvlane/kvlane/internal/openai"
 	"github.com/kvlane/kvlane/kvindex"
 	"github.com/kvlane/kvlane/picker"
@@ -31,6 +32,8 @@ type Ask struct {
 	// clients are the rules for what the body says of its priority; nil: it is not
 	// read.
 	clients *clients
+	// headers are those that scorers may see.
+	headers []scoring.Header
 }
 
 // Decision is what the router made of a request.
@@ -56,8 +59,8 @@ type Decision struct {
 	Waited time.Duration
 }
 
-// Router turns requests into plans. It is safe for concurrent use and does no
-// I/O.
+// Router turns requests into plans. It is safe for concurrent use and does no I/O,
+// but for what its scorers do.
 type Router struct {
 	index    *kvindex.Index
 	prefixes *kvindex.PrefixMap
@@ -67,7 +70,8 @@ type Router struct {
 	rewrites picker.Rewrites
 	// rewritten counts; nil for none.
 	rewritten *RewriteMetrics
-	scratch   sync.Pool // of *scratch
+	scorers   *scoring.Set // nil: there are none
+	scratch   sync.Pool    // of *scratch
 }
 
 // NewRouter joins the index, the map of learned prefixes and the pool. secret
@@ -121,7 +125,8 @@ func (r *Router) plan(now time.Time, a Ask, explain bool) (Decision, *Refusal) {
 	return d, nil
 }
 
-// begin reads a request for a pick. parsed is nil if its body says nothing.
+// begin reads a request for a pick and asks the scorers. parsed is nil if its body
+// says nothing.
 func (r *Router) begin(now time.Time, a *Ask, s *scratch) (parsed *openai.Request, d Decision, refusal *Refusal) {
 	s.request = picker.Request{
 		ID: a.ID, Subset: a.Subset, HasSubset: a.HasSubset, Policy: a.Policy, SLO: a.SLO, Session: a.Session,
@@ -130,6 +135,7 @@ func (r *Router) begin(now time.Time, a *Ask, s *scratch) (parsed *openai.Reques
 	if err != nil {
 		return nil, Decision{}, malformed(err)
 	}
+	r.score(now, a, &d, &s.request)
 	return parsed, d, nil
 }
 

@@ -7,6 +7,7 @@ import (
 	extprocfilterv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 
+	"github.com/kvlane/kvlane/extproc/scoring"
 	"github.com/kvlane/kvlane/picker"
 )
 
@@ -32,6 +33,7 @@ type stream struct {
 	responseMode extprocfilterv3.ProcessingMode_BodySendMode
 	head         head
 	hints        Hints
+	headers      []scoring.Header // that scorers may see
 	id           string
 	subset       []string
 	hasSubset    bool
@@ -101,6 +103,7 @@ func (s *stream) requestHeaders(now time.Time, in *extprocv3.ProcessingRequest, 
 	}
 	s.head = readHead(h.GetHeaders(), s.srv.routing)
 	s.hints = s.srv.clients.hints(&s.head.client, s.srv.fault)
+	s.headers = s.srv.router.wanted(h.GetHeaders())
 	s.subset, s.hasSubset = readSubset(in.GetMetadataContext())
 	s.id = s.srv.ids.take(requestID(s.head.requestID), s.srv.router.booked, s.srv.newID)
 	if !s.srv.admit() {
@@ -296,7 +299,7 @@ func (s *stream) expire(now time.Time, out responses) responses {
 // ask is the request for the router. body is nil where only the load counts.
 func (s *stream) ask(body []byte) Ask {
 	return Ask{ID: s.id, Method: s.head.method, Path: s.head.path, Body: body,
-		Subset: s.subset, HasSubset: s.hasSubset, Policy: s.policy(), Hints: s.hints, clients: &s.srv.clients}
+		Subset: s.subset, HasSubset: s.hasSubset, Policy: s.policy(), Hints: s.hints, clients: &s.srv.clients, headers: s.headers}
 }
 
 // route asks the router and books.

@@ -90,7 +90,7 @@ func (f *eppFlags) run(cmd *cobra.Command) error {
 	if err := c.Validate(); err != nil {
 		return err
 	}
-	return epp.Run(cmd.Context(), c, f.listen, os.Getenv(secretEnv), log)
+	return epp.Run(cmd.Context(), c, epp.Options{Listen: f.listen, Secret: os.Getenv(secretEnv)}, log)
 }
 
 // replicaName is new at each start: what a picker's former life has booked is

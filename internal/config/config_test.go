@@ -44,7 +44,7 @@ func changed(path string, a, b reflect.Value) string {
 			out.WriteString(changed(name+".", x, y))
 			continue
 		}
-		if !x.Equal(y) {
+		if !reflect.DeepEqual(x.Interface(), y.Interface()) {
 			out.WriteString(name + " = " + fmt.Sprint(y.Interface()) + "\n")
 		}
 	}
@@ -69,6 +69,10 @@ func tags(path string, t reflect.Type) []string {
 			out = append(out, tags(name+".", f.Type)...)
 			continue
 		}
+		if f.Type.Kind() == reflect.Slice && f.Type.Elem().Kind() == reflect.Struct {
+			out = append(out, tags(name+"[].", f.Type.Elem())...)
+			continue
+		}
 		out = append(out, name)
 	}
 	return out
@@ -77,6 +81,10 @@ func tags(path string, t reflect.Type) []string {
 func names(path string, keys []key) []string {
 	var out []string
 	for _, k := range keys {
+		if k.items != nil {
+			out = append(out, names(path+k.name+"[].", k.keys)...)
+			continue
+		}
 		if k.set == nil {
 			out = append(out, names(path+k.name+".", k.keys)...)
 			continue
@@ -90,7 +98,7 @@ func TestDefaultIsValid(t *testing.T) {
 	if err := Default().Validate(); err != nil {
 		t.Fatal(err)
 	}
-	if c, err := Load(""); err != nil || c != Default() {
+	if c, err := Load(""); err != nil || !reflect.DeepEqual(c, Default()) {
 		t.Fatalf("got %v %v", c, err)
 	}
 	if _, err := Load(filepath.Join(t.TempDir(), "absent.yaml")); !errors.Is(err, os.ErrNotExist) {

@@ -12,11 +12,14 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// key is one key of the file: a value, or a section with keys of its own.
+// key is one key of the file: a value, a section with keys of its own, or a list of
+// such sections.
 type key struct {
 	name string
-	set  func(*yaml.Node) error // nil for a section
-	keys []key
+	set  func(*yaml.Node) error // nil for a section and a list
+	keys []key                  // of a list: those of one item
+	// items reads a list; nil for what is none.
+	items func(d *decoder, path string, n *yaml.Node)
 }
 
 func section(name string, keys ...key) key { return key{name: name, keys: keys} }
@@ -30,6 +33,42 @@ func value[T bool | int | int64 | float64 | ~string | time.Duration](name string
 		}
 		*p = v
 		return nil
+	}}
+}
+
+// texts reads a list of texts into p.
+func texts(name string, p *[]string) key {
+	return key{name: name, set: func(n *yaml.Node) error {
+		var list []string
+		if n.Kind != yaml.SequenceNode || n.Decode(&list) != nil {
+			return fmt.Errorf("want a list of texts, got %s", show(n))
+		}
+		*p = list
+		return nil
+	}}
+}
+
+// sections reads a list of sections into p. Each item begins as blank, and keys are
+// the keys of one.
+func sections[T any](name string, p *[]T, blank T, keys func(*T) []key) key {
+	item := blank
+	return key{name: name, keys: keys(&item), items: func(d *decoder, path string, n *yaml.Node) {
+		if n.Tag == "!!null" {
+			return
+		}
+		if n.Kind != yaml.SequenceNode {
+			d.faultf(n, path, "want a list, got %s", show(n))
+			return
+		}
+		list := make([]T, len(n.Content))
+		for i, val := range n.Content {
+			if val.Kind == yaml.AliasNode {
+				val = val.Alias
+			}
+			list[i] = blank
+			d.section(fmt.Sprintf("%s[%d].", path, i), val, keys(&list[i]))
+		}
+		*p = list
 	}}
 }
 
@@ -109,6 +148,8 @@ func (d *decoder) section(path string, n *yaml.Node, keys []key) {
 			d.faultf(name, path+name.Value, "unknown key%s", hint(name.Value, keys))
 		case seen[name.Value]:
 			d.faultf(name, path+name.Value, "given twice")
+		case k.items != nil:
+			k.items(d, path+name.Value, val)
 		case k.set == nil:
 			d.section(path+name.Value+".", val, k.keys)
 		default:

@@ -6,12 +6,14 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"slices"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 
 	"github.com/kvlane/kvlane/extproc"
+	"github.com/kvlane/kvlane/extproc/scoring"
 	"github.com/kvlane/kvlane/internal/config"
 	"github.com/kvlane/kvlane/internal/observability"
 	"github.com/kvlane/kvlane/internal/timing"
@@ -28,8 +30,20 @@ func DefaultListen() Listen {
 	return Listen{ExtProc: "127.0.0.1:9002", Health: "127.0.0.1:9003", Log: "127.0.0.1:9004", Admin: "127.0.0.1:9090"}
 }
 
+// Options are what a picker is given beside its configuration.
+type Options struct {
+	// Listen are its addresses.
+	Listen Listen
+	// Secret is the pool's, shared with its agents.
+	Secret string
+	// Scorers are compiled in: they are asked before each choice, before those of the
+	// configuration. Their names are others than those there.
+	Scorers []scoring.Named
+}
+
 // parts are the pieces of one picker.
 type parts struct {
+	scorers   *scoring.Set
 	health    *extproc.Health
 	server    *extproc.Server
 	log       *source
@@ -39,7 +53,7 @@ type parts struct {
 }
 
 // build wires the parts. It starts nothing.
-func build(c config.Config, secret string, logger *slog.Logger) (*parts, error) {
+func build(c config.Config, o Options, logger *slog.Logger) (*parts, error) {
 	log, err := openSource(c.Log)
 	if err != nil {
 		return nil, err
@@ -50,9 +64,19 @@ func build(c config.Config, secret string, logger *slog.Logger) (*parts, error) 
 		c.Picker.Replica = "" // it is alone with its own log
 	}
 	pool := picker.NewPool(c.Picker, timing.Known())
-	router := extproc.NewRouter(index, prefixes, pool, secret)
+	router := extproc.NewRouter(index, prefixes, pool, o.Secret)
 
 	registry := observability.NewRegistry()
+	rewrites, err := picker.NewRewrites(c.Rewrites)
+	if err != nil {
+		return nil, err
+	}
+	router.UseRewrites(rewrites, extproc.NewRewriteMetrics(registry, &rewrites))
+	scorers, err := newScorers(c.Scorers, o.Scorers, scoring.NewMetrics(registry))
+	if err != nil {
+		return nil, err
+	}
+	router.UseScorers(scorers)
 	server, err := extproc.New(c.ExtProc, router, extproc.NewMetrics(registry), logger)
 	if err != nil {
 		return nil, err
@@ -62,7 +86,7 @@ func build(c config.Config, secret string, logger *slog.Logger) (*parts, error) 
 		members: newMembers(), ready: newReadiness(), lost: map[kvindex.Owner]loss{},
 	}
 	f.reported = server.Reported
-	p := &parts{health: extproc.NewHealth(), server: server, log: log, follower: f}
+	p := &parts{scorers: scorers, health: extproc.NewHealth(), server: server, log: log, follower: f}
 	if log.embedded == nil {
 		p.announcer = &announcer{pool: pool, log: log}
 	}
@@ -73,6 +97,19 @@ func build(c config.Config, secret string, logger *slog.Logger) (*parts, error) 
 		page:  observability.Admin{Gatherer: registry, Ready: f.ready.err, Pprof: c.Pprof},
 	}
 	return p, nil
+}
+
+// newScorers are those compiled in, then those of the configuration.
+func newScorers(remote []scoring.Config, compiled []scoring.Named, m *scoring.Metrics) (*scoring.Set, error) {
+	list := slices.Clone(compiled)
+	for _, c := range remote {
+		s, err := scoring.Dial(c)
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, s)
+	}
+	return scoring.NewSet(list, m, time.Now)
 }
 
 // logView is the log as this picker sees it.
@@ -88,12 +125,14 @@ func (p *parts) logView() LogView {
 
 // Run serves until ctx ends, which is not an error, or a part fails. With a log in
 // Redis nothing listens on l.Log.
-func Run(ctx context.Context, c config.Config, l Listen, secret string, logger *slog.Logger) error {
-	p, err := build(c, secret, logger)
+func Run(ctx context.Context, c config.Config, o Options, logger *slog.Logger) error {
+	p, err := build(c, o, logger)
 	if err != nil {
 		return err
 	}
 	defer p.log.close()
+	defer p.closeScorers(logger)
+	l := o.Listen
 	if p.log.embedded == nil {
 		l.Log = ""
 	}
@@ -149,6 +188,15 @@ func (p *parts) serve(ctx context.Context, c config.Config, open listeners, logg
 		p.server.Stop()
 	})
 	return g.Wait()
+}
+
+// closeScorers ends what is left of questions to scorers.
+func (p *parts) closeScorers(logger *slog.Logger) {
+	ctx, cancel := context.WithTimeout(context.Background(), stopGrace)
+	defer cancel()
+	if err := p.scorers.Close(ctx); err != nil {
+		logger.Warn("a scorer did not return", "err", err)
+	}
 }
 
 // becomeReady waits until requests may come, and is false if ctx ends before.

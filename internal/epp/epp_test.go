@@ -63,7 +63,7 @@ func newParts(t *testing.T) *parts {
 	t.Helper()
 	c := config.Default()
 	c.ExtProc.MaxBodyBytes = 150
-	p, err := build(c, "secret", slog.New(slog.DiscardHandler))
+	p, err := build(c, Options{Secret: "secret"}, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -182,7 +182,7 @@ func TestRunNamesThePort(t *testing.T) {
 	}
 	defer func() { _ = taken.Close() }()
 	l := Listen{ExtProc: "127.0.0.1:0", Health: "127.0.0.1:0", Log: taken.Addr().String(), Admin: "127.0.0.1:0"}
-	err = Run(t.Context(), config.Default(), l, "", slog.New(slog.DiscardHandler))
+	err = Run(t.Context(), config.Default(), Options{Listen: l}, slog.New(slog.DiscardHandler))
 	if err == nil || !strings.HasPrefix(err.Error(), "log: listen tcp") || !strings.Contains(err.Error(), "in use") {
 		t.Fatalf("got %v", err)
 	}
@@ -195,7 +195,7 @@ func TestRunEnds(t *testing.T) {
 	up, upWriter := io.Pipe()
 	done := make(chan error)
 	go func() {
-		done <- Run(ctx, config.Default(), l, "", slog.New(slog.NewJSONHandler(upWriter, nil)))
+		done <- Run(ctx, config.Default(), Options{Listen: l}, slog.New(slog.NewJSONHandler(upWriter, nil)))
 	}()
 	lines := json.NewDecoder(up)
 	for _, want := range []string{"picker starts", "picker is up"} {

@@ -32,7 +32,7 @@ func TestNoSecrets(t *testing.T) {
 	for _, url := range []string{"pass", "https://u:pass@192.0.2.1:1", "redis://u:pass@192.0.2.1:1?no=1"} {
 		c := config.Default()
 		c.Log.Redis = url
-		if _, err := build(c, "", slog.New(slog.DiscardHandler)); err == nil || strings.Contains(err.Error(), "pass") {
+		if _, err := build(c, Options{}, slog.New(slog.DiscardHandler)); err == nil || strings.Contains(err.Error(), "pass") {
 			t.Errorf("%s: got %v", url, err)
 		}
 	}
@@ -80,7 +80,7 @@ func TestRedisGoesAway(t *testing.T) {
 	c.Log.Redis, c.Picker.Replica = "redis://"+proxy.Addr, "a"
 	var out lines
 	logger := slog.New(slog.NewTextHandler(io.Writer(&out), nil))
-	p, err := build(c, "", logger)
+	p, err := build(c, Options{}, logger)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -144,7 +144,7 @@ func TestSilentWorkersModelIsUnavailable(t *testing.T) {
 	server := redistest.Start(t, redistest.Options{})
 	c := config.Default()
 	c.Log.Redis = server.URL()
-	p, err := build(c, "", slog.New(slog.DiscardHandler))
+	p, err := build(c, Options{}, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -14,6 +14,9 @@ type PlanView struct {
 	At    time.Time `json:"at"`
 	Path  string    `json:"path"`
 	Model string    `json:"model,omitempty"`
+	// ModelRewrite is the name that the worker is asked for in the model's place; empty
+	// for the same.
+	ModelRewrite string `json:"modelRewrite,omitempty"`
 	// KnownTokens is how much of the prompt's start the picker knew; Exact says
 	// that its whole length was counted and not estimated.
 	KnownTokens int  `json:"knownTokens"`
@@ -29,7 +32,7 @@ type PlanView struct {
 func viewOf(e extproc.Entry) PlanView {
 	d := e.Decision
 	return PlanView{
-		Plan: d.Plan, At: e.At, Path: e.Path, Model: d.Model, KnownTokens: d.KnownTokens, Exact: d.Exact,
+		Plan: d.Plan, At: e.At, Path: e.Path, Model: d.Model, ModelRewrite: d.Rewrite, KnownTokens: d.KnownTokens, Exact: d.Exact,
 		Refusal: e.Refusal, Served: e.Served, Outcome: e.Outcome,
 	}
 }
@@ -48,11 +51,16 @@ type EndpointView struct {
 	QueueMs   float64  `json:"queueMs"`   // predicted time until a new prefill starts
 	Requests  int      `json:"requests"`
 	KVFree    int      `json:"kvFree"` // tokens; -1 unknown
+	// EjectedMs is how long it is still out for its failures, ReturnMs what it costs
+	// more since; absent for none.
+	EjectedMs float64 `json:"ejectedMs,omitempty"`
+	ReturnMs  float64 `json:"returnMs,omitempty"`
 }
 
 func endpointView(e picker.Endpoint) EndpointView {
 	return EndpointView{
 		Worker: string(e.Worker), Rank: e.Rank, Address: e.Address, Role: e.Role.String(), Ready: e.Ready, Served: e.Served,
 		Adapters: e.Adapters, BlockSize: e.BlockSize, QueueMs: e.QueueMs, Requests: e.Requests, KVFree: e.KVFree,
+		EjectedMs: e.EjectedMs, ReturnMs: e.ReturnMs,
 	}
 }

@@ -41,10 +41,13 @@ var allowed = map[string][]string{
 	"kvindex/listing":      {"kvindex"},
 
 	// The edges.
-	"extproc":        {"picker", "picker/flow", "kvindex", "internal/openai", "internal/observability"},
-	"workers":        {"kvindex/...", "workers/engine", "internal/openai", "internal/observability", "internal/child", "workers/teach"},
-	"workers/engine": {"internal/openai", "kvindex"},
-	"workers/teach":  {"internal/openai", "kvindex"}, // pure
+	"extproc":         {"extproc/scoring", "picker", "picker/flow", "kvindex", "internal/openai", "internal/observability"},
+	"extproc/scoring": {"picker", "kvindex", "api/scorer/v1"},
+	"workers":         {"kvindex/...", "workers/engine", "internal/openai", "internal/observability", "internal/child", "workers/teach"},
+	"workers/engine":  {"internal/openai", "kvindex"},
+	"workers/teach":   {"internal/openai", "kvindex"}, // pure
+
+	"api/scorer/v1": {}, // generated
 
 	// The simulated engine. Its core knows no socket.
 	"workers/engine/sim":       {"internal/timing"},
@@ -53,7 +56,7 @@ var allowed = map[string][]string{
 	"workers/engine/simserver": {"workers/engine/sim", "workers/engine/bpe", "internal/timing", "kvindex/enginewire", "internal/openai"},
 
 	"internal/openai":        {"kvindex"},
-	"internal/config":        {"extproc", "picker", "internal/observability"}, // composes their options
+	"internal/config":        {"extproc", "extproc/scoring", "picker", "internal/observability"}, // composes their options
 	"internal/observability": {},
 	"internal/child":         {},
 	"internal/envoyconf":     {},

@@ -32,7 +32,7 @@ func startPicker(t *testing.T) Target {
 	l := epp.Listen{ExtProc: porttest.Join(port), Health: porttest.Join(port + 1), Log: porttest.Join(port + 2), Admin: porttest.Join(port + 3)}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	go func() { done <- epp.Run(ctx, c, l, "secret", slog.New(slog.DiscardHandler)) }()
+	go func() { done <- epp.Run(ctx, c, epp.Options{Listen: l, Secret: "secret"}, slog.New(slog.DiscardHandler)) }()
 	t.Cleanup(func() {
 		cancel()
 		if err := <-done; err != nil {
