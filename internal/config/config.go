@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/kvlane/kvlane/extproc"
+	"github.com/kvlane/kvlane/extproc/scoring"
 	"github.com/kvlane/kvlane/internal/observability"
 	"github.com/kvlane/kvlane/picker"
 )
@@ -18,6 +19,10 @@ type Config struct {
 	ExtProc extproc.Config `yaml:"extproc"`
 	Index   Index          `yaml:"index"`
 	Log     Log            `yaml:"log"`
+	// Rewrites send requests for one model to others, each with its share.
+	Rewrites []picker.Rewrite `yaml:"rewrites"`
+	// Scorers are asked before each choice of an endpoint.
+	Scorers []scoring.Config `yaml:"scorers"`
 	// Pprof serves Go's profiles on the admin page.
 	Pprof bool `yaml:"pprof"`
 }
@@ -67,7 +72,7 @@ func (c *Config) keys() []key {
 			value("chunkTokens", &c.Picker.ChunkTokens),
 			value("fallbacks", &c.Picker.Fallbacks),
 			value("maxRequests", &c.Picker.MaxRequests),
-			value("maxQueueMs", &c.Picker.MaxQueueMs),
+			value("maxQueueMs", &c.Picker.MaxQueueMs), value("maxKV", &c.Picker.MaxKV),
 			value("sloTTFTMs", &c.Picker.SLOTTFTMs),
 			value("sloTPOTMs", &c.Picker.SLOTPOTMs),
 			value("adapterMs", &c.Picker.AdapterMs),
@@ -139,6 +144,20 @@ func (c *Config) keys() []key {
 			value("redis", &c.Log.Redis),
 			value("pool", &c.Log.Pool),
 		),
+		sections("rewrites", &c.Rewrites, picker.Rewrite{}, func(r *picker.Rewrite) []key {
+			return []key{
+				value("model", &r.Model),
+				sections("targets", &r.Targets, picker.RewriteTarget{Weight: 1}, func(t *picker.RewriteTarget) []key {
+					return []key{value("model", &t.Model), value("weight", &t.Weight)}
+				}),
+			}
+		}),
+		sections("scorers", &c.Scorers, scoring.Config{Deadline: scoring.DefaultDeadline}, func(s *scoring.Config) []key {
+			return []key{
+				value("name", &s.Name), value("address", &s.Address), value("deadline", &s.Deadline),
+				texts("headers", &s.Headers), value("tls", &s.TLS),
+			}
+		}),
 		value("pprof", &c.Pprof),
 	}
 }
@@ -182,7 +201,7 @@ func (c Config) faults() []error {
 	}
 	under("picker", c.Picker.Validate())
 	under("extproc", c.ExtProc.Validate())
-	if f := c.ExtProc.Flow; f.Enabled && c.Picker.MaxQueueMs == 0 && c.Picker.MaxRequests == 0 {
+	if f := c.ExtProc.Flow; f.Enabled && c.Picker.MaxQueueMs == 0 && c.Picker.MaxRequests == 0 && c.Picker.MaxKV == 0 {
 		faults = append(faults, errors.New("extproc.flow.enabled: nothing says when a worker has no room; set picker.maxQueueMs or picker.maxRequests"))
 	}
 	if n := c.Index.MaxBytes; n != 0 && (n < 1<<20 || n > 1<<40) {
@@ -191,6 +210,10 @@ func (c Config) faults() []error {
 	if n := c.Index.PrefixMapBytes; n < 1<<20 || n > 1<<40 {
 		faults = append(faults, fmt.Errorf("index.prefixMapBytes: %d is not within %d to %d", n, 1<<20, 1<<40))
 	}
+	if _, err := picker.NewRewrites(c.Rewrites); err != nil {
+		faults = append(faults, split(err)...) // they name their places
+	}
+	faults = append(faults, split(scoring.Validate(c.Scorers))...)
 	if _, err := c.Log.SlogLevel(); err != nil {
 		faults = append(faults, fmt.Errorf("log.level: %w", err))
 	}
