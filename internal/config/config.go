@@ -72,7 +72,8 @@ func (c *Config) keys() []key {
 			value("chunkTokens", &c.Picker.ChunkTokens),
 			value("fallbacks", &c.Picker.Fallbacks),
 			value("maxRequests", &c.Picker.MaxRequests),
-			value("maxQueueMs", &c.Picker.MaxQueueMs), value("maxKV", &c.Picker.MaxKV),
+			value("maxQueueMs", &c.Picker.MaxQueueMs),
+			value("maxKV", &c.Picker.MaxKV),
 			value("sloTTFTMs", &c.Picker.SLOTTFTMs),
 			value("sloTPOTMs", &c.Picker.SLOTPOTMs),
 			value("adapterMs", &c.Picker.AdapterMs),
@@ -202,7 +203,7 @@ func (c Config) faults() []error {
 	under("picker", c.Picker.Validate())
 	under("extproc", c.ExtProc.Validate())
 	if f := c.ExtProc.Flow; f.Enabled && c.Picker.MaxQueueMs == 0 && c.Picker.MaxRequests == 0 && c.Picker.MaxKV == 0 {
-		faults = append(faults, errors.New("extproc.flow.enabled: nothing says when a worker has no room; set picker.maxQueueMs or picker.maxRequests"))
+		faults = append(faults, errors.New("extproc.flow.enabled: nothing says when a worker has no room; set picker.maxQueueMs, picker.maxRequests or picker.maxKV"))
 	}
 	if n := c.Index.MaxBytes; n != 0 && (n < 1<<20 || n > 1<<40) {
 		faults = append(faults, fmt.Errorf("index.maxBytes: %d is not 0 or within %d to %d", n, 1<<20, 1<<40))
