@@ -47,15 +47,16 @@ type candidate struct {
 	// weight is what a prefill's time counts for: its own, and the delay to the
 	// requests that are there.
 	weight float64
-	// decode is the decode step with one sequence more that has no tokens, step the
-	// one that runs now, ms.
-	decode, step float64
-	key          uint64 // of ties
-	class        uint32
-	menu         uint32
-	spot         uint32
-	out          exclusion // what rules it out for any request
-	lockstep     bool
+	// decode is the decode step with one sequence more that has no tokens, ms.
+	decode float64
+	key    uint64 // of ties
+	class  uint32
+	menu   uint32
+	spot   uint32
+	out    exclusion // what rules it out for any request
+	// decodes: something does there.
+	decodes  bool
+	lockstep bool
 }
 
 // figures sets what the load decides.
@@ -66,7 +67,7 @@ func (c *candidate) figures(requests, decoding, context int, f *Fleet, m *timing
 		delay = min(delay, f.MaxDelay)
 	}
 	c.weight = 1 + delay
-	c.decode, c.step = m.DecodeMs(decoding+1, context), m.DecodeMs(decoding, context)
+	c.decode, c.decodes = m.DecodeMs(decoding+1, context), decoding > 0
 }
 
 // reserve sets the room of a worker with a KV cache of so many tokens, 0 if unknown.
@@ -76,6 +77,14 @@ func (c *candidate) reserve(tokens, pledged int, f *Fleet) {
 	if f.MaxKV > 0 && tokens > 0 && c.requests > 0 {
 		c.room = f.MaxKV*float64(tokens) - float64(pledged)
 	}
+}
+
+// step is the decode step that runs there, ms.
+func (c *candidate) step(r *rate) float64 {
+	if !c.decodes {
+		return 0
+	}
+	return c.decode - r.sequence
 }
 
 // place is where a candidate is.

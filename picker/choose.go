@@ -89,7 +89,7 @@ func (k *picking) reason() Reason {
 		return ReasonPolicy
 	case c.remote:
 		return ReasonRemote
-	case k.missing < k.totals[c.target] && k.totals[c.target] < missMs/2: // which keeps the targets
+	case k.spoiled():
 		return ReasonSLO
 	case c.most >= 0 && k.cached[c.most] > k.cached[c.target]:
 		return ReasonSpill

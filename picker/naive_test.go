@@ -276,9 +276,6 @@ func naiveBest(req *Request, f *Fleet, targets, prefills []*Endpoint) naive {
 				best = n
 			}
 		}
-		if best.miss {
-			missing = min(missing, best.total)
-		}
 		if best.price() < pair.price() {
 			pair = best
 		}

@@ -135,7 +135,7 @@ func (k *picking) far(p, d int) link {
 // takeOver is the step in which a decode worker computes a prompt's last token.
 func (k *picking) takeOver(c *candidate) float64 {
 	p := &k.board.classes[c.class].timing.Prefill
-	return p.A + p.B + c.step
+	return p.A + p.B + c.step(&k.rates[c.class])
 }
 
 // partner is the best prefill worker for d, and how far away it is. A price never

@@ -1,7 +1,6 @@
 package picker
 
 import (
-	"cmp"
 	"math"
 	"slices"
 
@@ -60,20 +59,16 @@ type picking struct {
 	computes, loads []float64
 	// extra is what loads and the request's adjustments add, ms, infinite for those
 	// that are ruled out so; adjusted the places of those that are adjusted.
-	// excluding: one is ruled out.
-	extra     []float64
-	adjusted  []int32
-	excluding bool
-	rates     []rate  // of each class
-	offers    []offer // of each menu
-	out       []exclusion
+	extra    []float64
+	adjusted []int32
+	rates    []rate  // of each class
+	offers   []offer // of each menu
+	out      []exclusion
 	// totals are the prices as they are compared, infinite for those that are no
 	// targets, [missMs] dearer for those that are predicted to miss a target.
 	totals  []float64
 	leaders leaders
 	slo     SLO
-	// missing is the least price of those that are predicted to miss a target.
-	missing float64
 	links   links
 
 	choice choice
@@ -84,6 +79,8 @@ type rate struct {
 	compute, decode float64
 	// steps is the number of its prefill's steps, single what it takes in one step.
 	steps, single float64
+	// sequence is what one more makes a decode step longer.
+	sequence float64
 	// token is the time to send a token so far.
 	token [numLinks]float64
 	// most is the credit of a worker that holds all of it, tokens.
@@ -124,7 +121,12 @@ const maxFallbacks = 16
 // begin sets the picking up for a request; the caller fills in.
 func (k *picking) begin(req *Request, fleet *Fleet, turn uint64) {
 	k.req, k.fleet, k.turn = req, fleet, turn
-	k.policy, k.seed = cmp.Or(req.Policy, fleet.Policy, PolicyKV), xxh3.HashString(req.ID)
+	k.seed = xxh3.HashString(req.ID)
+	if k.policy = req.Policy; k.policy == "" {
+		if k.policy = fleet.Policy; k.policy == "" {
+			k.policy = PolicyKV
+		}
+	}
 	k.target()
 	for _, i := range k.credited {
 		k.cached[i], k.loads[i], k.extra[i] = 0, 0, 0
@@ -164,7 +166,6 @@ func (k *picking) decide() {
 
 // adjust fills in extra from the request's adjustments.
 func (k *picking) adjust() {
-	k.excluding = false
 	for j := range k.req.Adjust {
 		a := &k.req.Adjust[j]
 		i := k.board.find(a.Worker, a.Rank)
@@ -174,7 +175,7 @@ func (k *picking) adjust() {
 		k.adjusted = append(k.adjusted, int32(i))
 		switch {
 		case a.Exclude != "":
-			k.extra[i], k.excluding = math.Inf(1), true
+			k.extra[i] = math.Inf(1)
 		case !math.IsNaN(a.Ms) && !math.IsInf(a.Ms, 0):
 			k.extra[i] += min(max(a.Ms, -MaxAdjustMs), MaxAdjustMs)
 		}
@@ -184,14 +185,18 @@ func (k *picking) adjust() {
 // charge fills in rates and offers.
 func (k *picking) charge() {
 	k.rates, k.offers = k.rates[:0], k.offers[:0]
+	steps := float64(timing.Steps(max(1, k.req.ISL), k.fleet.ChunkTokens))
 	for i := range k.board.classes {
 		c := &k.board.classes[i]
+		single := c.timing.PrefillMs(max(1, k.req.ISL), 0, 0)
 		k.rates = append(k.rates, rate{
-			compute: c.timing.PrefillMs(max(1, k.req.ISL), 0, k.fleet.ChunkTokens),
-			decode:  c.timing.Decode.F * float64(k.req.ISL),
-			steps:   float64(timing.Steps(max(1, k.req.ISL), k.fleet.ChunkTokens)),
-			single:  c.timing.PrefillMs(max(1, k.req.ISL), 0, 0),
-			most:    max(0, k.req.ISL-1) / max(1, c.blockSize) * c.blockSize,
+			decode: c.timing.Decode.F * float64(k.req.ISL),
+			steps:  steps,
+			single: single,
+
+			sequence: c.timing.Decode.E,
+			compute:  single + c.timing.Prefill.A*(steps-1),
+			most:     max(0, k.req.ISL-1) / max(1, c.blockSize) * c.blockSize,
 		})
 		if k.board.split {
 			k.charges(&k.rates[i], c.kvBytes)
@@ -230,9 +235,10 @@ func (k *picking) price(limit exclusion) {
 	cached, outs, totals := k.cached[:len(candidates)], k.out[:len(candidates)], k.totals[:len(candidates)]
 	extra := k.extra[:len(candidates)]
 	computes := k.computes[:len(candidates)]
-	slo, bar, missing := k.slo != (SLO{}), math.Inf(1), math.Inf(1)
+	loads := k.loads[:len(candidates)]
+	slo, bar := k.slo != (SLO{}), math.Inf(1)
 	ttft, tpot := k.slo.TTFTMs, k.slo.TPOTMs
-	strict := k.req.HasSubset || k.fleet.MaxRequests > 0 || k.fleet.MaxQueueMs > 0 || k.fleet.MaxKV > 0 || k.excluding
+	strict := k.req.HasSubset || k.fleet.MaxRequests > 0 || k.fleet.MaxQueueMs > 0 || k.fleet.MaxKV > 0
 	for i := range candidates {
 		c := &candidates[i]
 		rate, offer := &k.rates[c.class], &k.offers[c.menu]
@@ -249,6 +255,10 @@ func (k *picking) price(limit exclusion) {
 			compute = computes[i]
 		}
 		total := c.queue + compute*c.weight + offer.adapter + extra[i]
+		if total > math.MaxFloat64 {
+			outs[i], totals[i] = outAdjust, total
+			continue
+		}
 		if out >= limit {
 			outs[i], totals[i] = out, math.Inf(1)
 			prefill.offer(total, i, c.key, k.seed)
@@ -260,10 +270,12 @@ func (k *picking) price(limit exclusion) {
 		decode := c.decode + rate.decode
 		total += decode
 		if slo {
-			if first := c.queue + compute + k.steps(i)*c.step + offer.adapter + k.loads[i]; first > ttft || decode > tpot {
-				missing = min(missing, total)
-				total += missMs
+			steps := rate.steps
+			if steps > 1 {
+				steps = k.steps(i)
 			}
+			first := c.queue + compute + steps*c.step(rate) + offer.adapter + loads[i]
+			total += missMs * float64(over(first, ttft)|over(decode, tpot))
 		}
 		outs[i], totals[i] = notOut, total
 		if total < bar || total == bar && tie(c.key, k.seed) < k.leaders.bar.tie {
@@ -274,8 +286,15 @@ func (k *picking) price(limit exclusion) {
 			most, k.choice.most = cached[i], i
 		}
 	}
-	k.missing = missing
 	k.choice.local, k.choice.prefill, k.links.all = k.leaders.first(), prefill.at, prefill
+}
+
+// over is 1 if the value is above the limit, else 0, without a branch.
+func over(value, limit float64) (n uint8) {
+	if value > limit {
+		n = 1
+	}
+	return n
 }
 
 // limits is what the request's subset and adjustments and the fleet's limits rule

@@ -131,7 +131,7 @@ func (k *picking) listAlone(dst []Cost, i int) []Cost {
 func (k *picking) terms(c *Cost, i int) {
 	at := &k.board.candidates[i]
 	c.Queue, c.Load, c.Compute, c.Adapter = at.queue, k.loads[i], k.compute(i), k.offers[at.menu].adapter
-	c.Carry, c.Delay, c.Adjust = k.steps(i)*at.step, c.Compute*(at.weight-1), k.extra[i]-k.loads[i]
+	c.Carry, c.Delay, c.Adjust = k.steps(i)*at.step(&k.rates[at.class]), c.Compute*(at.weight-1), k.extra[i]-k.loads[i]
 }
 
 // listPair appends decoding on d after its best prefill worker.

@@ -29,7 +29,6 @@ func (k *picking) judgePair(p int, l link, d int, total float64) float64 {
 	c := &k.board.candidates[d]
 	first := max(k.prefilled(p)+k.transfer(d, l), c.queue) + k.takeOver(c) + k.offers[c.menu].adapter + k.loads[d]
 	if first > k.slo.TTFTMs || c.decode+k.rates[c.class].decode > k.slo.TPOTMs {
-		k.missing = min(k.missing, total)
 		return total + missMs
 	}
 	return total
@@ -40,4 +39,19 @@ func (k *picking) judgePair(p int, l link, d int, total float64) float64 {
 func (k *picking) prefilled(p int) float64 {
 	c := &k.board.candidates[p]
 	return c.queue + k.loads[p] + k.compute(p) + k.offers[c.menu].adapter
+}
+
+// spoiled reports whether a target that costs less than the chosen one was passed
+// over as it is predicted to miss a target.
+func (k *picking) spoiled() bool {
+	if k.slo == (SLO{}) || k.totals[k.choice.target] > missMs/2 {
+		return false
+	}
+	bar := k.totals[k.choice.target] + missMs
+	for i, total := range k.totals {
+		if total > missMs/2 && total < bar && k.out[i] == notOut {
+			return true
+		}
+	}
+	return false
 }

@@ -38,7 +38,7 @@ func (k *picking) credit() {
 func (k *picking) bring(i int, m *kvindex.Match, held int) int {
 	c := &k.board.candidates[i]
 	class, rate := &k.board.classes[c.class], &k.rates[c.class]
-	best, load := held, 0.0
+	best, load, paid := held, 0.0, 0.0
 	least := k.prefill(rate, class, held) * c.weight
 	for tier, at := kvindex.Host, held; tier < kvindex.NumTiers; tier++ {
 		to := min(int(m.Depth[tier])*class.blockSize, rate.most)
@@ -51,11 +51,11 @@ func (k *picking) bring(i int, m *kvindex.Match, held int) int {
 		load += float64(to-at) * class.loads[tier]
 		at = to
 		if total := load + k.prefill(rate, class, to)*c.weight; total < least {
-			best, least = to, total
-			k.loads[i] = load
+			best, least, paid = to, total, load
 		}
 	}
-	k.extra[i] += k.loads[i]
+	k.loads[i] = paid
+	k.extra[i] += paid
 	return best
 }
 
