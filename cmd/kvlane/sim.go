@@ -37,6 +37,7 @@ type fleetFlags struct {
 	limit, times     int
 	seeds            int
 	kvTokens         int
+	hostTokens       int
 	lag              time.Duration
 }
 
@@ -64,6 +65,7 @@ Azure LLM traces.`,
 	flags.Float64Var(&f.cfg.Speed, "speed", 1, "arrivals run this much faster than recorded")
 	flags.IntVar(&f.cfg.Workers, "workers", f.cfg.Workers, "engines")
 	flags.IntVar(&f.kvTokens, "kv-tokens", 589*512, "KV cache of an engine, tokens")
+	flags.IntVar(&f.hostTokens, "host-tokens", 0, "host memory of an engine that takes what its cache evicts, tokens")
 	flags.IntVar(&f.times, "times", 1, "play that many copies of the trace at once, each with blocks of its own")
 	flags.StringVar(&f.deployment, "deployment", timing.DefaultDeployment, "timing of the engines, or dynamo-polynomial")
 	flags.IntVar(&f.limit, "limit", 0, "play only the first N requests (0 = all)")
@@ -97,7 +99,7 @@ func (f *fleetFlags) run(cmd *cobra.Command, path string) error {
 		return err
 	}
 	cfg.Trace = cfg.Trace.Times(f.times)
-	cfg.Blocks = f.kvTokens / cfg.Trace.BlockSize
+	cfg.Blocks, cfg.HostBlocks = f.kvTokens/cfg.Trace.BlockSize, f.hostTokens/cfg.Trace.BlockSize
 	if cfg.Timing, err = engineTiming(f.deployment, cfg.Blocks*cfg.Trace.BlockSize); err != nil {
 		return err
 	}
@@ -271,7 +273,7 @@ func (f *benchFlags) report(file *benchfile.File, study *sim.Study) error {
 	return nil
 }
 
-// addRest adds the robustness axes at the moderate load, larger fleets, learned
+// addRest adds the robustness axes at the moderate load, tiers, larger fleets, learned
 // prefixes, and how near the simulator is to Dynamo's own replay.
 func (f *benchFlags) addRest(ctx context.Context, progress io.Writer, file *benchfile.File, study *sim.Study, plan sim.Plan) error {
 	for _, t := range plan.Traces {
@@ -288,6 +290,14 @@ func (f *benchFlags) addRest(ctx context.Context, progress io.Writer, file *benc
 			return err
 		}
 		sim.AddSplits(file, splits)
+		tiers, err := plan.Tiers(ctx, study, t)
+		if err != nil {
+			return err
+		}
+		sim.AddTiers(file, tiers)
+		if err := sim.PrintTiers(progress, tiers); err != nil {
+			return err
+		}
 		if err := sim.PrintSplits(progress, splits); err != nil {
 			return err
 		}

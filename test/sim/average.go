@@ -56,6 +56,7 @@ func average(list []*Result) *Result {
 		Busy: of(func(r *Result) float64 { return r.Busy }), DurationMs: of(func(r *Result) float64 { return r.DurationMs }),
 		Preemptions: uint64(count(func(r *Result) float64 { return float64(r.Preemptions) })),
 		Transferred: uint64(count(func(r *Result) float64 { return float64(r.Transferred) })),
+		Loaded:      of(func(r *Result) float64 { return r.Loaded }),
 		Unfair:      of(func(r *Result) float64 { return r.Unfair }),
 		ErrorP50:    of(func(r *Result) float64 { return r.ErrorP50 }), ErrorP90: of(func(r *Result) float64 { return r.ErrorP90 }),
 		Minutes: list[0].Minutes, WorkMinutes: list[0].WorkMinutes, // one run's, as an example

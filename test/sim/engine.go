@@ -61,6 +61,8 @@ type engine struct {
 
 	epoch uint64
 	seq   uint64 // of the sequenced records
+	// hostSeq is of those of the host tier, which is an owner of its own.
+	hostSeq uint64
 	// load is the agent's report in the making; changed says that something
 	// happened since the last one.
 	load    kvindex.Load
@@ -95,6 +97,7 @@ func (f *Fleet) newEngine(i int) (*engine, error) {
 		BlockSize: cfg.Trace.BlockSize, Blocks: cfg.Blocks, MaxBatchedTokens: cfg.ChunkTokens, MaxSeqs: cfg.MaxSeqs,
 		MaxModelLen: cfg.Blocks * cfg.Trace.BlockSize, PrefixCaching: true,
 		Timing: t.Model, StepMs: t.StepMs, Transfer: timing.Known().Transfer, KVBytesPerToken: t.KVBytesPerToken,
+		HostBlocks: cfg.HostBlocks, HostBytesPerSecond: HostBytesPerSecond,
 		EarlyEvents: cfg.DynamoEngine, EmptyFirst: cfg.DynamoEngine,
 		Next: func(uint64) (uint32, bool) { return 0, false },
 	})
@@ -200,6 +203,7 @@ func (e *engine) wake(at time.Duration) {
 
 func (e *engine) step(at time.Duration) {
 	e.out.Tokens, e.out.Events = e.out.Tokens[:0], e.out.Events[:0]
+	e.out.HostEvents = e.out.HostEvents[:0]
 	e.core.Advance(at, &e.out)
 	e.take(&e.out)
 }
@@ -231,6 +235,7 @@ func (e *engine) take(out *core.Output) {
 	e.minute(now).busyMs += ms(busy - e.busy)
 	e.busy = busy
 	e.publish(out.Events)
+	e.publishHost(out.HostEvents)
 	for i := range out.Tokens {
 		e.token(&out.Tokens[i], now)
 	}
@@ -314,25 +319,7 @@ func (e *engine) publish(events []core.Event) {
 	}
 	records := make([]kvindex.Record, 0, len(events))
 	for i := range events {
-		ev := &events[i]
-		hashes := make([]kvindex.BlockHash, len(ev.Blocks)) // the core's are its own
-		for j, b := range ev.Blocks {
-			hashes[j] = kvindex.BlockHash(b)
-		}
-		r := kvindex.Record{Owner: e.owner, Epoch: e.epoch, Term: 1}
-		e.seq++
-		r.Seq = e.seq
-		switch ev.Kind {
-		case core.Stored:
-			r.Kind, r.Stored = kvindex.KindStored, &kvindex.Stored{Hashes: hashes}
-			if ev.HasParent {
-				r.Stored.Parent = kvindex.BlockHash(ev.Parent)
-			}
-		case core.Removed:
-			r.Kind, r.Removed = kvindex.KindRemoved, &kvindex.Removed{Hashes: hashes}
-		case core.Cleared:
-			r.Kind = kvindex.KindCleared
-		}
+		r := e.record(e.owner, &events[i], &e.seq)
 		e.mirror(&r)
 		records = append(records, r)
 	}
@@ -409,12 +396,16 @@ func (e *engine) hello() kvindex.Record {
 	case n > 0:
 		role = kvindex.RoleDecode
 	}
+	var tiers []kvindex.TierSpec
+	if e.fleet.cfg.HostBlocks > 0 {
+		tiers = []kvindex.TierSpec{{Tier: kvindex.Host, BytesPerSecond: HostBytesPerSecond}}
+	}
 	return kvindex.Record{
 		Owner: e.owner, Epoch: e.epoch, Term: 1, Kind: kvindex.KindHello,
 		Hello: &kvindex.Hello{
 			Role: role, Address: address(e.owner), Ready: true, Model: model, Served: []string{model}, NoEvents: e.fleet.cfg.Modelled,
 			BlockSize: uint32(e.fleet.cfg.Trace.BlockSize), KVBlocks: uint32(e.fleet.cfg.Blocks),
-			Deployment: e.fleet.cfg.timingOf(e.index).Name, LeaseMs: 1 << 31, // it says Bye when it goes
+			Tiers: tiers, Deployment: e.fleet.cfg.timingOf(e.index).Name, LeaseMs: 1 << 31, // it says Bye when it goes
 		},
 	}
 }

@@ -25,6 +25,9 @@ type Config struct {
 	Speed float64
 	// Workers is the number of engines, each with Blocks blocks of KV cache.
 	Workers, Blocks int
+	// HostBlocks is the size of each engine's tier of host memory, in blocks; 0 for
+	// none.
+	HostBlocks int
 	// ChunkTokens and MaxSeqs bound an engine's step (vLLM: 8,192 and 256).
 	ChunkTokens, MaxSeqs int
 	Timing               Timing

@@ -56,6 +56,8 @@ type Result struct {
 	Preemptions uint64  `json:"preemptions"`
 	// Transferred are tokens of KV that went from one worker to another.
 	Transferred uint64 `json:"transferred_tokens"`
+	// Loaded is the share of the input tokens that came out of host memory.
+	Loaded float64 `json:"loaded"`
 	// Unfair is the largest ratio of a wait to the fair wait: the pool's queued
 	// prefill at arrival divided by its workers, plus the request's own prefill, at
 	// least the SLO's TTFTMs.
@@ -118,7 +120,7 @@ func (f *Fleet) result() *Result {
 		r.HitRate = float64(cached) / float64(input)
 	}
 	r.DurationMs = ms(end - f.calls[0].arrived)
-	f.spreads(r)
+	f.spreads(r, input)
 	return r
 }
 
@@ -130,8 +132,8 @@ func (s SLO) met(ttft, tpot, unloaded float64) bool {
 // bound is the most that a first token may take, ms.
 func (s SLO) bound(unloaded float64) float64 { return max(s.TTFTMs, s.Unloaded*unloaded) }
 
-func (f *Fleet) spreads(r *Result) {
-	busy := 0.0
+func (f *Fleet) spreads(r *Result, input int) {
+	busy, loaded := 0.0, uint64(0)
 	last := int(time.Duration(r.DurationMs*float64(time.Millisecond)) / time.Minute)
 	values := make([]float64, len(f.engines))
 	spread := func(value func(minute) float64) []float64 {
@@ -159,6 +161,10 @@ func (f *Fleet) spreads(r *Result) {
 		}
 		st := e.core.Stats()
 		r.Preemptions, r.Transferred = r.Preemptions+st.Preemptions, r.Transferred+st.TransferredTokens
+		loaded += st.LoadedTokens
+	}
+	if input > 0 {
+		r.Loaded = float64(loaded) / float64(input)
 	}
 	if r.DurationMs > 0 {
 		r.Busy = busy / r.DurationMs / float64(len(f.engines))

@@ -62,9 +62,10 @@ type loadView struct {
 }
 
 type policyView struct {
+	*Result
+
 	Name  string
 	Color template.CSS
-	*Result
 }
 
 func (s *Study) view(file *benchfile.File) reportView {
@@ -103,7 +104,7 @@ func (c *Case) view() caseView {
 		view := loadView{Load: *l, Title: l.title(), TTFT: plot(c.TTFTPlot(l)), Hits: plot(c.HitPlot(l)), Spread: plot(c.SpreadPlot(l))}
 		for _, p := range Policies() {
 			if r := l.Results[p.Name]; r != nil {
-				view.Rows = append(view.Rows, policyView{p.Name, template.CSS(colors()[p.Name]), r}) //nolint:gosec // a constant
+				view.Rows = append(view.Rows, policyView{r, p.Name, template.CSS(colors()[p.Name])}) //nolint:gosec // a constant
 			}
 		}
 		v.Loads = append(v.Loads, view)

@@ -69,8 +69,8 @@ func beside(left, right axes, one, two []series) string {
 
 // canvas begins a picture on white ground: pages may be dark.
 func canvas(width, height int) string {
-	return fmt.Sprintf(`<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" width="%d" height="%d" font-family="sans-serif"><rect width="%d" height="%d" fill="white"/>`,
-		width, height, width, height, width, height)
+	return fmt.Sprintf(`<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" width="%d" height="%d" font-family="sans-serif">`+
+		`<rect width="%d" height="%d" fill="white"/>`, width, height, width, height, width, height)
 }
 
 func (a *axes) draw(b *strings.Builder, list []series) {

@@ -235,7 +235,8 @@ func (p *Prefixes) Print(w io.Writer) error {
 		r    *Result
 	}{{"learned", p.Learned}, {"exact", p.Exact}} {
 		r := row.r
-		_, _ = fmt.Fprintf(t, "%s\t%.2f\t%.1f\t%.0f\t%.1f\t%.1f\t%.0f\n", row.name, 100*r.HitRate, r.TTFT.Mean, r.TTFT.P99, r.TPOT.Mean, 100*r.Goodput, 100*r.Busy)
+		_, _ = fmt.Fprintf(t, "%s\t%.2f\t%.1f\t%.0f\t%.1f\t%.1f\t%.0f\n",
+			row.name, 100*r.HitRate, r.TTFT.Mean, r.TTFT.P99, r.TPOT.Mean, 100*r.Goodput, 100*r.Busy)
 	}
 	if err := t.Flush(); err != nil {
 		return fmt.Errorf("print prefixes: %w", err)

@@ -84,8 +84,8 @@ func (c *Case) GoodputPlot() string { return lines(c.goodput()) }
 
 func (c *Case) goodput() (axes, []series) {
 	a := axes{
-		title: fmt.Sprintf("Requests within the SLO, %s, %d blocks", c.Trace, c.Blocks), x: "speed of the trace", y: "% of the requests", mark: 100 * capacityAt,
-		maxY: 100, ticksY: []float64{0, 20, 40, 60, 80, 100}, minX: c.Loads[0].Speed, maxX: c.Loads[len(c.Loads)-1].Speed,
+		title: fmt.Sprintf("Requests within the SLO, %s, %d blocks", c.Trace, c.Blocks), x: "speed of the trace", y: "% of the requests",
+		mark: 100 * capacityAt, maxY: 100, ticksY: []float64{0, 20, 40, 60, 80, 100}, minX: c.Loads[0].Speed, maxX: c.Loads[len(c.Loads)-1].Speed,
 	}
 	for _, l := range c.Loads {
 		a.ticksX = append(a.ticksX, float64(int(100*l.Speed+0.5))/100)

@@ -21,6 +21,7 @@ type router struct {
 	places  map[kvindex.Owner]int
 	matches []kvindex.Match
 	overlap []int
+	hosted  []int // blocks behind those, in host memory
 	// doubtful are workers whose snapshot is on its way.
 	doubtful map[*engine]bool
 	sample   policies.Worker
@@ -30,7 +31,7 @@ func (f *Fleet) newRouter(i int) *router {
 	cfg := &f.cfg
 	r := &router{
 		fleet: f, index: kvindex.NewIndex(), down: make([]bool, cfg.Workers), places: map[kvindex.Owner]int{},
-		overlap: make([]int, cfg.Workers), doubtful: map[*engine]bool{},
+		overlap: make([]int, cfg.Workers), hosted: make([]int, cfg.Workers), doubtful: map[*engine]bool{},
 	}
 	hardware := make([]Timing, cfg.Workers)
 	for w := range cfg.Workers {
@@ -54,11 +55,14 @@ func (f *Fleet) newRouter(i int) *router {
 func (r *router) pick(c *call) int {
 	r.matches = r.index.Overlap(c.Blocks, r.matches[:0])
 	clear(r.overlap)
+	clear(r.hosted)
 	for i := range r.matches {
 		m := &r.matches[i]
-		r.overlap[r.places[kvindex.Owner{Worker: m.Worker, Rank: m.Rank}]] = int(m.Depth[kvindex.Device])
+		place := r.places[kvindex.Owner{Worker: m.Worker, Rank: m.Rank}]
+		r.overlap[place] = int(m.Depth[kvindex.Device])
+		r.hosted[place] = int(m.Depth[kvindex.Host] - m.Depth[kvindex.Device])
 	}
-	c.Overlap, c.Now = r.overlap, r.fleet.now
+	c.Overlap, c.Hosted, c.Now = r.overlap, r.hosted, r.fleet.now
 	if m, ok := r.policy.(matcher); ok {
 		m.Matches(r.matches)
 	}

@@ -10,7 +10,7 @@ import (
 // Dynamo is the default worker selection of NVIDIA Dynamo's KV router 1.6.1, at
 // temperature 0. The costs are in blocks:
 //
-//	prefill = max(0, (tokens under prefill + prompt)/block - credit*decay*overlap)
+//	prefill = max(0, (tokens under prefill + prompt)/block - decay*overlap - 0.75*overlap in host memory)
 //	decode  = distinct active prompt blocks, those of the request included
 //	cost    = Scale*prefill + decode
 //	decay   = 1 / (1 + Decay*(excess tokens under prefill/block)/blocks of the request)
@@ -26,6 +26,9 @@ type Dynamo struct {
 	active  []activeLoad
 	prefill map[string]int // tokens, of requests without a first token
 }
+
+// hostCredit is Dynamo's host_cache_hit_weight.
+const hostCredit = 0.75
 
 // activeLoad is what the router believes a worker to have.
 type activeLoad struct {
@@ -64,7 +67,11 @@ func (p *Dynamo) cost(r *Request, w, leastPrefill int) float64 {
 		blocks := max(1, (r.ISL+p.BlockSize-1)/p.BlockSize)
 		decay = 1 / (1 + p.Decay*excess/float64(blocks))
 	}
-	prefill := max(0, float64(a.prefillTokens+r.ISL)/size-decay*float64(r.Overlap[w]))
+	credit := decay * float64(r.Overlap[w])
+	if r.Hosted != nil {
+		credit += hostCredit * float64(r.Hosted[w])
+	}
+	prefill := max(0, float64(a.prefillTokens+r.ISL)/size-credit)
 	shared := 0 // leading blocks that other requests keep active
 	for shared < len(r.Blocks) && a.blocks[r.Blocks[shared]] > 0 {
 		shared++

@@ -18,6 +18,8 @@ type Request struct {
 	// Overlap[w] is how many leading blocks worker w holds, as far as the router's
 	// index knows.
 	Overlap []int
+	// Hosted[w] is how many leading blocks behind those it holds in host memory.
+	Hosted []int
 	// Output is the answer's length in tokens. Only its end tells a router: rules may
 	// look at it in Done.
 	Output int
