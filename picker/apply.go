@@ -59,6 +59,7 @@ func (p *Pool) Apply(r *kvindex.Record, now time.Time) {
 	switch {
 	case r.Kind == kvindex.KindHello && r.Hello != nil:
 		p.hello(w, r.Hello)
+		p.assume(w, now)
 	case r.Kind == kvindex.KindLoad && r.Load != nil:
 		p.load(w, r.Load, now)
 	case r.Kind == kvindex.KindBye:

@@ -193,7 +193,7 @@ func naiveQueue(w *worker, now time.Time) float64 {
 		onOurs = max(0, min(spent, ours)-msBetween(q.start, q.reported))
 	}
 	spare := max(0, msBetween(q.reported, now)-onOurs)
-	return r.decodeMs/2 + max(ours-spent, floorShare*ours) + max(others-spare, floorShare*others)
+	return max(w.assumed.queueMs, r.decodeMs/2+max(ours-spent, floorShare*ours)+max(others-spare, floorShare*others))
 }
 
 // TestKeptCosts: the plan of a pick in a large pool lists the chosen one and what

@@ -100,3 +100,56 @@ func unlike(a, b timing.Model) float64 {
 	}
 	return sum / n
 }
+
+// FuzzWatch feeds the pool reports with any figures: constants stay finite and within
+// their bounds, and so do prices.
+func FuzzWatch(f *testing.F) {
+	f.Add([]byte{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16})
+	f.Add([]byte("a worker may say anything, and what it says must do no harm to others"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		p := newTestPool(2)
+		prior, now := p.workers[0].timing, epochStart()
+		next := func() byte {
+			if len(data) == 0 {
+				return 0
+			}
+			b := data[0]
+			data = data[1:]
+			return b
+		}
+		number := func() uint64 {
+			return []uint64{0, 1, 2, 100, 5000, 1 << 31, 1<<64 - 1, uint64(next())}[next()%8]
+		}
+		float := func() float64 {
+			return []float64{0, 1, 50, 1e308, -1, math.NaN(), math.Inf(1), float64(next())}[next()%8]
+		}
+		samples := func() (list []kvindex.Sample) {
+			for range next() % 4 {
+				list = append(list, kvindex.Sample{
+					PromptTokens: int32(uint32(number())), CachedTokens: int32(uint32(number())) - 1, OutputTokens: int32(uint32(number())),
+					FirstTokenMs: float(), TotalMs: float(), Aborted: next()%4 == 0,
+				})
+			}
+			return list
+		}
+		for range 30 {
+			now = now.Add(time.Duration(int64(next())-2) * 20 * time.Millisecond)
+			p.Apply(&kvindex.Record{Owner: kvindex.Owner{Worker: workerID(int(next() % 2))}, Epoch: 1, Term: 1, Kind: kvindex.KindLoad, Load: &kvindex.Load{
+				Running: uint32(number()), Waiting: uint32(number() % 5000), QueuedTokens: number(), ContextTokens: number(),
+				FirstToken: samples(), Done: samples(),
+			}}, now)
+		}
+		p.learnedAt = time.Time{}
+		p.relearn(now)
+		for _, w := range p.workers {
+			for _, c := range [][2]float64{
+				{w.timing.Prefill.A, prior.Prefill.A}, {w.timing.Prefill.B, prior.Prefill.B}, {w.timing.Prefill.G, prior.Prefill.G},
+				{w.timing.Decode.D, prior.Decode.D}, {w.timing.Decode.E, prior.Decode.E}, {w.timing.Decode.F, prior.Decode.F},
+			} {
+				if !(c[0] >= 0.04*c[1] && c[0] <= 25*c[1]) {
+					t.Fatalf("constant %v, prior %v", c[0], c[1])
+				}
+			}
+		}
+	})
+}

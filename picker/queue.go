@@ -56,6 +56,8 @@ type clock struct {
 	// start is when the worker began with ours, reported when others were reported,
 	// lead the time from the one to the other.
 	start, reported, lead float64
+	// least is what the queue counts as in any case.
+	least float64
 	// until is when the worker's lease ends; out what rules it out before.
 	until float64
 	out   exclusion
@@ -73,10 +75,13 @@ func (q *queue) clock(r rates, ms func(time.Time) float64) clock {
 	return c
 }
 
-// queue is the predicted time until a request that arrives now would start: the
+// queue is the predicted time until a request that arrives now would start.
+func (c *clock) queue(now float64) float64 { return max(c.least, c.known(now)) }
+
+// known is that time by what is known of the work there: the
 // rest of the running step (half a decode step on average), our backlog, and
 // that of the others, of which the worker does what time our own leaves.
-func (c *clock) queue(now float64) float64 {
+func (c *clock) known(now float64) float64 {
 	q, onOurs := c.half, 0.0
 	if c.ours > 0 {
 		spent := now - c.start
@@ -140,7 +145,14 @@ func (c *clock) line(now float64) line {
 			l.to = min(l.to, now+left)
 		}
 	}
-	l.a = c.queue(now) + l.b*now
+	known := c.known(now)
+	l.a = known + l.b*now
+	switch {
+	case known <= c.least: // it only falls
+		l.a, l.b = c.least, 0
+	case l.b > 0 && c.least > 0:
+		l.to = min(l.to, (l.a-c.least)/l.b)
+	}
 	return l
 }
 

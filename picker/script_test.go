@@ -323,6 +323,8 @@ func (s *poolScript) run(t *testing.T, d *datadriven.TestData) string {
 		return s.stats()
 	case "stats":
 		return s.stats()
+	case "learned":
+		return s.learned()
 	case "model":
 		info, ok := s.pool.Model(d.CmdArgs[0].Key)
 		return fmt.Sprintf("base=%q lora=%q block=%d %v\n", info.Base, info.LoRA, info.BlockSize, ok)
@@ -390,16 +392,38 @@ func (s *poolScript) record(t *testing.T, d *datadriven.TestData) *kvindex.Recor
 func samples(d *datadriven.TestData, key string) []kvindex.Sample {
 	var out []kvindex.Sample
 	arg, _ := d.Arg(key)
-	for _, id := range arg.Vals {
-		out = append(out, kvindex.Sample{Booking: id})
+	for _, val := range arg.Vals { // id, or id/prompt/cached/output
+		words := append(strings.Split(val, "/"), "0", "0", "0")
+		s := kvindex.Sample{
+			Booking: words[0], PromptTokens: int32(atoi(words[1])), CachedTokens: int32(atoi(words[2])), OutputTokens: int32(atoi(words[3])),
+		}
+		if s.PromptTokens > 0 {
+			s.FirstTokenMs = 1
+		}
+		out = append(out, s)
 	}
 	return out
+}
+
+// learned makes the models anew and lists them with what the workers show.
+func (s *poolScript) learned() string {
+	s.pool.learnedAt = time.Time{}
+	s.pool.relearn(s.now)
+	var out strings.Builder
+	for _, c := range s.pool.Stats(s.now).Classes {
+		fmt.Fprintf(&out, "%s %s kind %d workers=%d samples=%d rejected=%d learned=%v step=%.1f token=%.4f decode=%.1f\n", c.Deployment, c.Role, c.Kind,
+			c.Workers, c.Samples, c.Rejected, c.Learned, c.Model.Prefill.A, c.Model.Prefill.B, c.Model.Decode.D)
+	}
+	return out.String()
 }
 
 func (s *poolScript) stats() string {
 	st := s.pool.Stats(s.now)
 	var out strings.Builder
 	fmt.Fprintf(&out, "bookings=%d", st.Bookings)
+	if st.Unreported > 0 {
+		fmt.Fprintf(&out, " unreported=%d", st.Unreported)
+	}
 	if st.Shared > 0 {
 		fmt.Fprintf(&out, " shared=%d", st.Shared)
 	}

@@ -10,6 +10,9 @@ import (
 // PoolStats are the pool's gauges and totals.
 type PoolStats struct {
 	Workers, Ready int
+	// Unreported are the ready workers that have not reported their load for a while, or
+	// at all: the mean of the others is assumed there.
+	Unreported int
 	// Bookings are those under way; ones whose end a worker has reported and that
 	// only wait for their close are not counted.
 	Bookings int
@@ -97,6 +100,9 @@ func (p *Pool) Stats(now time.Time) PoolStats {
 		e := w.endpoint(now)
 		if e.Ready {
 			s.Ready++
+			if w.assumed.share > 0 {
+				s.Unreported++
+			}
 		}
 		if e.EjectedMs > 0 {
 			s.Ejected++

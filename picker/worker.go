@@ -43,6 +43,8 @@ type worker struct {
 	lease time.Duration
 
 	load     kvindex.Load // figures only
+	loaded   time.Time    // when they were reported; zero before the first report
+	assumed  assumption
 	others   int
 	open     int
 	accepted int
@@ -92,25 +94,34 @@ func (w *worker) rates() rates {
 func (w *worker) forget() {
 	w.load, w.others, w.queue = kvindex.Load{}, 0, queue{}
 	w.watch.reset()
+	w.loaded, w.assumed = time.Time{}, assumption{}
 	w.touch()
 }
+
+// Bounds of what is believed of a report: requests, and sums of their tokens.
+const maxCount, maxSum = 1 << 24, 1 << 36
 
 // report takes over the figures of a load report. The caller has marked what it
 // accepts and ends.
 func (w *worker) report(l *kvindex.Load, now time.Time) {
-	w.load = *l
+	w.load, w.loaded, w.assumed = *l, now, assumption{}
+	// What is added up must not overflow, whatever an agent says.
+	w.load.Running, w.load.Waiting = min(l.Running, maxCount), min(l.Waiting, maxCount)
+	w.load.QueuedTokens, w.load.ContextTokens = min(l.QueuedTokens, maxSum), min(l.ContextTokens, maxSum)
 	w.load.Accepted, w.load.FirstToken, w.load.Done = nil, nil, nil
-	w.others = max(-w.sharedAccepted, int(l.Running)+int(l.Waiting)-w.accepted)
-	w.queue.report(int(l.QueuedTokens), w.rates(), now)
+	w.others = max(-w.sharedAccepted, int(w.load.Running)+int(w.load.Waiting)-w.accepted)
+	w.queue.report(int(w.load.QueuedTokens), w.rates(), now)
 	w.touch()
 }
 
-func (w *worker) requests() int { return w.others + w.open }
+// requests are those that are known of, or more where the load is not known.
+func (w *worker) requests() int { return max(w.others+w.open, w.assumed.requests) }
 
 func (w *worker) clock() clock {
 	c := w.queue.clock(w.rates(), w.pool.ms)
 	c.out = standing(w.hello.Role, w.hello.Ready)
 	c.until = w.pool.ms(w.heard.Add(w.lease))
+	c.least = w.assumed.queueMs
 	return c
 }
 

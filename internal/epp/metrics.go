@@ -1,6 +1,8 @@
 package epp
 
 import (
+	"slices"
+	"strconv"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -75,6 +77,9 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		float64(pool.Clashes+pool.Overflow))
 	send(counter, "replicas_lapsed_total", "Bookings of other replicas that nobody closed or announced again.", float64(pool.Lapsed))
 
+	send(gauge, "pool_workers_unreported", "Ready workers whose load is not known; the mean of the others is assumed there.", float64(pool.Unreported))
+	collectTiming(ch, pool.Classes)
+
 	log := c.log()
 	connected := 0.0
 	if log.Connected {
@@ -103,5 +108,40 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		send(gauge, "worker_ejected", "Ranks of a worker that are out for their failures.", ejected[worker], worker)
 		send(counter, "worker_failures_total", "Requests that a worker failed since it is in the pool.", failed[worker], worker)
 		send(gauge, "worker_queue_seconds", "Predicted time until a new request's prefill starts.", queue[worker], worker)
+	}
+}
+
+// collectTiming sends the step times in use. Its labels are known deployments, roles,
+// and a few kinds.
+func collectTiming(ch chan<- prometheus.Metric, classes []picker.ClassStats) {
+	for i := range classes {
+		c := &classes[i]
+		labels := []string{c.Deployment, c.Role.String(), strconv.Itoa(c.Kind)}
+		send := func(name, help string, v float64, more ...string) {
+			names := []string{"deployment", "role", "kind"}
+			if len(more) > 0 {
+				names = append(names, "constant")
+			}
+			desc := prometheus.NewDesc("kvlane_timing_"+name, help, names, nil)
+			ch <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, v, slices.Concat(labels, more)...)
+		}
+		const constant = "Step times in use: seconds a prefill step (a), token (b), squared token (g), decode step (d), sequence (e), context token (f)."
+		p, d := c.Model.Prefill, c.Model.Decode
+		for _, v := range []struct {
+			name string
+			ms   float64
+		}{{"a", p.A}, {"b", p.B}, {"g", p.G}, {"d", d.D}, {"e", d.E}, {"f", d.F}} {
+			send("constant_seconds", constant, v.ms/1000, v.name)
+		}
+		learned := 0.0
+		if c.Learned {
+			learned = 1
+		}
+		send("workers", "Workers that share these step times.", float64(c.Workers))
+		send("learned", "1 if the step times come from observations, 0 if they are those of the deployment.", learned)
+		send("confidence", "How far the estimate is to be preferred to the deployment's constants, 0 to 1.", c.Confidence)
+		send("error_ratio", "Mean relative error of the estimate in what it was told next.", c.Error)
+		send("samples", "Observations taken in of the workers that are there.", float64(c.Samples))
+		send("rejected_samples", "Observations refused of the workers that are there.", float64(c.Rejected))
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/kvlane/kvlane/extproc"
+	"github.com/kvlane/kvlane/internal/timing"
 	"github.com/kvlane/kvlane/picker"
 )
 
@@ -51,6 +52,9 @@ type EndpointView struct {
 	QueueMs   float64  `json:"queueMs"`   // predicted time until a new prefill starts
 	Requests  int      `json:"requests"`
 	KVFree    int      `json:"kvFree"` // tokens; -1 unknown
+	// Timing are the constants that its work is priced by, ms: those of its deployment, or
+	// what was learned of such workers.
+	Timing timing.Model `json:"timing"`
 	// EjectedMs is how long it is still out for its failures, ReturnMs what it costs
 	// more since; absent for none.
 	EjectedMs float64 `json:"ejectedMs,omitempty"`
@@ -61,6 +65,7 @@ func endpointView(e picker.Endpoint) EndpointView {
 	return EndpointView{
 		Worker: string(e.Worker), Rank: e.Rank, Address: e.Address, Role: e.Role.String(), Ready: e.Ready, Served: e.Served,
 		Adapters: e.Adapters, BlockSize: e.BlockSize, QueueMs: e.QueueMs, Requests: e.Requests, KVFree: e.KVFree,
+		Timing:    e.Timing,
 		EjectedMs: e.EjectedMs, ReturnMs: e.ReturnMs,
 	}
 }
