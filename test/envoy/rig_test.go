@@ -1,6 +1,7 @@
 package envoy
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
@@ -108,6 +109,9 @@ type settings struct {
 	envoy   envoyconf.Options
 	extproc extproc.Config
 	picker  picker.Config
+	// rewrites change models; bootstrap, if set, changes what Envoy is started with.
+	rewrites  []picker.Rewrite
+	bootstrap func(string) string
 	// dead are addresses that are members of the pool and of Envoy's cluster,
 	// where nobody listens.
 	dead []string
@@ -136,7 +140,7 @@ func start(t *testing.T, n int, change func(*settings)) *rig {
 	for i, a := range s.envoy.Endpoints {
 		r.join(i, a)
 	}
-	r.startEnvoy(s.envoy)
+	r.startEnvoy(s)
 	return r
 }
 
@@ -145,7 +149,11 @@ func (r *rig) startPicker(s settings) string {
 	r.pool = picker.NewPool(s.picker, timing.Known())
 	r.metrics = extproc.NewMetrics(prometheus.NewRegistry())
 	router := extproc.NewRouter(kvindex.NewIndex(), kvindex.NewPrefixMap(1<<20), r.pool, "secret")
-	var err error
+	rewrites, err := picker.NewRewrites(s.rewrites)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	router.UseRewrites(rewrites, extproc.NewRewriteMetrics(nil, &rewrites))
 	if r.server, err = extproc.New(s.extproc, router, r.metrics, slog.New(slog.DiscardHandler)); err != nil {
 		r.t.Fatal(err)
 	}
@@ -155,10 +163,16 @@ func (r *rig) startPicker(s settings) string {
 	}
 	r.grpc = grpc.NewServer(s.extproc.ServerOptions()...)
 	r.server.Register(r.grpc)
-	served := make(chan error, 1)
+	served, ran := make(chan error, 1), make(chan error, 1)
+	ctx, stop := context.WithCancel(context.Background())
 	go func() { served <- r.grpc.Serve(l) }()
+	go func() { ran <- r.server.Run(ctx) }()
 	r.t.Cleanup(func() {
 		r.grpc.Stop()
+		stop()
+		if err := <-ran; err != nil {
+			r.t.Error(err)
+		}
 		if err := <-served; err != nil {
 			r.t.Error(err)
 		}
@@ -174,11 +188,14 @@ func (r *rig) join(i int, address string) {
 	}, time.Now())
 }
 
-func (r *rig) startEnvoy(o envoyconf.Options) {
+func (r *rig) startEnvoy(s settings) {
 	r.t.Helper()
-	b, err := envoyconf.Render(o)
+	b, err := envoyconf.Render(s.envoy)
 	if err != nil {
 		r.t.Fatal(err)
+	}
+	if s.bootstrap != nil {
+		b = []byte(s.bootstrap(string(b)))
 	}
 	file := filepath.Join(r.t.TempDir(), "envoy.yaml")
 	if err := os.WriteFile(file, b, 0o600); err != nil {
@@ -291,4 +308,12 @@ func value(t *testing.T, m prometheus.Metric) float64 {
 		t.Fatal(err)
 	}
 	return out.GetCounter().GetValue() + out.GetGauge().GetValue()
+}
+
+// serve has a worker serve another model.
+func (r *rig) serve(i int, model string) {
+	r.pool.Apply(&kvindex.Record{
+		Owner: kvindex.Owner{Worker: kvindex.WorkerID(fmt.Sprintf("w%d", i))}, Epoch: 1, Term: 1, Kind: kvindex.KindHello,
+		Hello: &kvindex.Hello{Address: r.workers[i].Listener.Addr().String(), Ready: true, Model: model, Served: []string{model}, BlockSize: 16, LeaseMs: 3_600_000},
+	}, time.Now())
 }
