@@ -20,7 +20,8 @@ type prepared struct {
 	read     time.Time
 }
 
-// prepare reads a request. It keeps the body.
+// prepare reads a request and asks the scorers; their answers are used at every try.
+// It keeps the body.
 func (r *Router) prepare(now time.Time, a Ask) (*prepared, *Refusal) {
 	p := &prepared{ask: a, read: now}
 	var refusal *Refusal
@@ -34,6 +35,7 @@ func (r *Router) prepare(now time.Time, a Ask) (*prepared, *Refusal) {
 func (r *Router) try(now time.Time, p *prepared) (Decision, *Refusal) {
 	if p.parsed != nil && now.Sub(p.read) > reread {
 		priority := p.decision.Priority
+		p.scratch.request.ISL = 0
 		p.decision, p.read = r.read(p.parsed, &p.scratch), now
 		p.decision.Priority = priority
 	}
