@@ -18,6 +18,8 @@ func TestMistakes(t *testing.T) {
 		{"index stat", `unknown command "stat" for "kvlane index"`},
 		{"sim flet", `unknown command "flet" for "kvlane sim"`},
 		{"engine vllm", `unknown command "vllm" for "kvlane engine"`},
+		{"protocol-test", "--target: want the host:port of a picker's ext_proc service"},
+		{"protocol-test --target " + nobody, "endpoints: want the ip:port list"},
 		{"explain --frob", "unknown flag: --frob; see kvlane explain --help"},
 		{"explain x --admin " + nobody, "no picker at " + nobody + " (is `kvlane up` running?)"},
 	} {

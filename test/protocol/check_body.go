@@ -75,6 +75,9 @@ func bodyChecks() []Check {
 			ID: fmt.Sprintf("body/size-%d", size), Source: FromProtocol,
 			Rule: fmt.Sprintf("A body of %d bytes comes back whole.", size),
 			run: func(ctx context.Context, l *lab) error {
+				if most := l.target.MaxBody; most > 0 && size > most {
+					return notApplicable(fmt.Sprintf("the target's limit for bodies is %d bytes", most))
+				}
 				body := l.completion(size)
 				return l.play(ctx, script(post(completionsPath), cut(body, 65_536)...)...).echoed(body)
 			},

@@ -208,7 +208,7 @@ func fallback(ctx context.Context, l *lab) (err error) {
 	tried := 0
 	for i := range 40 {
 		size := 500
-		if i%4 == 0 {
+		if i%10 < 2 {
 			size = 2 << 20 // more than the connections' buffers hold
 		}
 		r := l.do(ctx, call{front: frontDuplex, method: "POST", path: completionsPath, body: l.completion(size),

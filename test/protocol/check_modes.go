@@ -94,6 +94,9 @@ func (l *lab) plain(ctx context.Context, m bodyMode, rest ...*request) error {
 	if err := t.routed(); err != nil {
 		return err
 	}
+	if t.inMetadata() != t.destination() {
+		return t.fail("the same destination in header and metadata", "header %q, metadata %q", t.destination(), t.inMetadata())
+	}
 	bodies := 0
 	for _, r := range rest {
 		if r.GetRequestBody() != nil {

@@ -9,7 +9,7 @@ import (
 
 // orderChecks are about which answers come, and when, in full-duplex mode.
 func orderChecks() []Check {
-	return []Check{
+	return append([]Check{
 		{
 			ID: "order/headers-before-body", Source: FromEnvoy,
 			Rule: "No answer to the body comes before the answer to the headers: Envoy drops the stream otherwise.",
@@ -45,6 +45,12 @@ func orderChecks() []Check {
 				return nil
 			}),
 		},
+	}, answerChecks()...)
+}
+
+// answerChecks are about the form of single answers.
+func answerChecks() []Check {
+	return []Check{
 		{
 			ID: "order/answer-size", Source: FromStandard,
 			Rule: "No answer is larger than the 4 MiB that gRPC clients take by default, whatever the body's size.",
@@ -57,6 +63,20 @@ func orderChecks() []Check {
 				}
 				return t.routed()
 			},
+		},
+		{
+			ID: "order/status-continue", Source: FromEnvoy,
+			Rule: "Answers have the status CONTINUE: CONTINUE_AND_REPLACE has no place in full-duplex mode.",
+			run: ordered(func(t *trace) error {
+				for _, a := range t.got {
+					for _, c := range []*extprocv3.CommonResponse{a.GetRequestHeaders().GetResponse(), a.GetRequestBody().GetResponse()} {
+						if c.GetStatus() != extprocv3.CommonResponse_CONTINUE {
+							return t.fail("CONTINUE", "%s", c.GetStatus())
+						}
+					}
+				}
+				return nil
+			}),
 		},
 		{
 			ID: "order/no-body-no-body-answer", Source: FromEnvoy,

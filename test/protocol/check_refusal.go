@@ -129,12 +129,24 @@ func bodyRefusalChecks() []Check {
 				if err := json.Unmarshal(t.immediate.GetBody(), &v); err != nil || v.Error.Message == "" {
 					return t.fail(`{"error":{"message":...}}`, "%q", t.immediate.GetBody())
 				}
-				for _, h := range t.immediate.GetHeaders().GetSetHeaders() {
-					if strings.EqualFold(h.GetHeader().GetKey(), "content-type") && strings.HasPrefix(text(h.GetHeader()), "application/json") {
-						return nil
-					}
+				if kind := t.refusalHeader("content-type"); !strings.HasPrefix(kind, "application/json") {
+					return t.fail("content-type application/json", "%q", kind)
 				}
-				return t.fail("content-type application/json", "headers %v", t.immediate.GetHeaders().GetSetHeaders())
+				return nil
+			},
+		},
+		{
+			ID: "refusal/retry-after", Source: FromUs,
+			Rule: "A 503 says with retry-after when another try makes sense.",
+			run: func(ctx context.Context, l *lab) error {
+				t := l.play(ctx, get(modelsPath).within(list()).message())
+				if err := t.refused(503); err != nil {
+					return err
+				}
+				if v := t.refusalHeader("retry-after"); v == "" {
+					return t.fail("a header retry-after", "none")
+				}
+				return nil
 			},
 		},
 		{
@@ -152,6 +164,16 @@ func bodyRefusalChecks() []Check {
 			},
 		},
 	}
+}
+
+// refusalHeader is a header of the immediate response; empty if it is not there.
+func (t *trace) refusalHeader(name string) string {
+	for _, h := range t.immediate.GetHeaders().GetSetHeaders() {
+		if strings.EqualFold(h.GetHeader().GetKey(), name) {
+			return text(h.GetHeader())
+		}
+	}
+	return ""
 }
 
 // without takes the endpoints away for a while.

@@ -3,6 +3,7 @@ package protocol
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -19,7 +20,7 @@ func steeringChecks() []Check {
 		"x-dynamo-worker-instance-id", "x-dynamo-dp-rank", "x-dynamo-routing-mode", "x-dynamo-prefill-instance-id", "x-dynamo-prefill-dp-rank",
 		"x-worker-instance-id", "x-prefill-instance-id", "x-dp-rank", "x-prefill-dp-rank",
 	}
-	return []Check{
+	return append([]Check{
 		{
 			ID: "steering/destination-is-overwritten", Source: FromProtocol,
 			Rule: "A destination header from the client is replaced: after the picker's changes there is one, the pick's.",
@@ -71,6 +72,27 @@ func steeringChecks() []Check {
 					return t.refused(415)
 				}
 				return t.clean()
+			},
+		},
+	}, changeChecks(forge(gie, prefill))...)
+}
+
+// changeChecks are about the changes of headers themselves.
+func changeChecks(forged []string) []Check {
+	return []Check{
+		{
+			ID: "steering/not-set-and-removed", Source: FromUs,
+			Rule: "No header is both set and removed: data planes differ in which of the two they do first.",
+			run: func(ctx context.Context, l *lab) error {
+				t := l.play(ctx, get(modelsPath, forged...).message())
+				for _, m := range t.changes() {
+					for _, h := range m.GetSetHeaders() {
+						if slices.Contains(m.GetRemoveHeaders(), h.GetHeader().GetKey()) {
+							return t.fail("one of the two", "%s is set and removed", h.GetHeader().GetKey())
+						}
+					}
+				}
+				return t.routed()
 			},
 		},
 		{

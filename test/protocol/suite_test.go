@@ -24,7 +24,7 @@ const patience = 30 * time.Second
 func startPicker(t *testing.T) Target {
 	t.Helper()
 	c := config.Default()
-	c.ExtProc.MaxBodyBytes = 12 << 20
+	c.ExtProc.MaxBodyBytes = 6 << 20
 	c.ExtProc.BodyIdleTimeout, c.ExtProc.BodyTimeout = 2*time.Second, 10*time.Second
 	c.ExtProc.LeaveStreaming = false // the suite's endpoints are no agents, nobody reports their ends
 	c.Picker.MaxRequests = 50
@@ -32,7 +32,9 @@ func startPicker(t *testing.T) Target {
 	l := epp.Listen{ExtProc: porttest.Join(port), Health: porttest.Join(port + 1), Log: porttest.Join(port + 2), Admin: porttest.Join(port + 3)}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	go func() { done <- epp.Run(ctx, c, epp.Options{Listen: l, Secret: "secret"}, slog.New(slog.DiscardHandler)) }()
+	go func() {
+		done <- epp.Run(ctx, c, epp.Options{Listen: l, Secret: "secret"}, slog.New(slog.DiscardHandler))
+	}()
 	t.Cleanup(func() {
 		cancel()
 		if err := <-done; err != nil {
