@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"slices"
 	"text/tabwriter"
 	"time"
 
@@ -43,6 +44,8 @@ func oursWith(misfit float64, set func(*picker.Config)) func(Setup) policies.Pol
 	}
 }
 
+func unlearned(p *picker.Config) { p.Learn = false }
+
 // Axes are the robustness study. span is how long the trace lasts at its speed.
 func Axes(span time.Duration) []Axis {
 	var list []Axis
@@ -63,8 +66,10 @@ func Axes(span time.Duration) []Axis {
 		c.Changes = []Change{{At: 0, Worker: c.Workers - 1}, {At: span / 3, Worker: c.Workers - 1, Up: true}}
 	})
 	for _, misfit := range []float64{0.5, 2} {
-		add(fmt.Sprintf("timing believed x%g", misfit), 0, func(c *Config) { c.Policy = oursWith(misfit, nil) })
+		add(fmt.Sprintf("timing believed x%g at first", misfit), 0, func(c *Config) { c.Policy = oursWith(misfit, nil) })
+		add(fmt.Sprintf("timing believed x%g, nothing learned", misfit), 0, func(c *Config) { c.Policy = oursWith(misfit, unlearned) })
 	}
+	add("timing known, nothing learned", 0, func(c *Config) { c.Policy = oursWith(1, unlearned) })
 	for _, alpha := range []float64{0, 0.1, 0.25, 0.5} {
 		add(fmt.Sprintf("alpha %g", alpha), 0, func(c *Config) {
 			c.Policy = oursWith(1, func(p *picker.Config) { p.Alpha = alpha })
@@ -113,16 +118,26 @@ func mixedAxes() []Axis {
 	}
 	return []Axis{
 		{Name: "half of the workers H200", Group: "mixed", Change: fast},
-		{Name: "half of the workers H200, all believed H100", Group: "mixed", Change: func(c *Config) {
-			fast(c)
-			slow := c.Timing
-			c.Policy = func(s Setup) policies.Policy {
-				for i := range s.Hardware {
-					s.Hardware[i].Model = slow.Model
-				}
-				return newOurs(s, picker.DefaultConfig())
+		{Name: "half of the workers H200, all believed H100 at first", Group: "mixed", Change: believed(fast, true)},
+		{Name: "half of the workers H200, all believed H100, nothing learned", Group: "mixed", Change: believed(fast, false)},
+	}
+}
+
+// believed is a mixed fleet that the picker takes for one of equal workers, by their
+// constants: each deployment still has a class of its own, which may learn better.
+func believed(mixed func(*Config), learn bool) func(*Config) {
+	return func(c *Config) {
+		mixed(c)
+		slow := c.Timing.Model
+		c.Policy = func(s Setup) policies.Policy {
+			s.Hardware = slices.Clone(s.Hardware)
+			for i := range s.Hardware {
+				s.Hardware[i].Model = slow
 			}
-		}},
+			cfg := picker.DefaultConfig()
+			cfg.Learn = learn
+			return newOurs(s, cfg)
+		}
 	}
 }
 
