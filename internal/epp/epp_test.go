@@ -98,7 +98,8 @@ func TestMetrics(t *testing.T) {
 	}
 	for _, name := range []string{
 		"kvlane_pool_workers_ready", "kvlane_index_blocks", "kvlane_log_records_total", "kvlane_worker_requests",
-		"kvlane_log_connected", "kvlane_log_lag_seconds", "kvlane_log_bookings_total", "kvlane_log_dropped_records_total",
+		"kvlane_pool_sessions", "kvlane_pool_workers_ejected", "kvlane_pool_ejections_total", "kvlane_pool_failures_total",
+		"kvlane_worker_ejected", "kvlane_worker_failures_total", "kvlane_log_connected", "kvlane_log_lag_seconds", "kvlane_log_bookings_total", "kvlane_log_dropped_records_total",
 	} {
 		if !found[name] {
 			t.Errorf("no %s", name)

@@ -70,7 +70,7 @@ func (r *rig) rewritten(mode, target string, size int, chunked bool) {
 func TestEjection(t *testing.T) {
 	dead := porttest.Address(t)
 	r := start(t, 3, func(s *settings) {
-		s.picker.Policy = picker.PolicyRoundRobin
+		s.picker.Policy, s.picker.EjectTime = picker.PolicyRoundRobin, s.picker.MaxEjectTime
 		s.dead = []string{dead}
 	})
 	r.workers[1].answer(func(rw http.ResponseWriter, _ *http.Request) { rw.WriteHeader(http.StatusInternalServerError) })
