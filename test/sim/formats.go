@@ -283,7 +283,8 @@ func blockSize(rows []traceLine) (int, error) {
 
 // Times is n copies of the trace at once, as a fleet n times as large would see
 // them: the copies share no blocks, and each begins at another point of the
-// trace, so that their bursts do not add up.
+// trace, so that their bursts do not add up. A copy that reaches the trace's end goes
+// on at its start; the few conversations there have their later turns first.
 func (t Trace) Times(n int) Trace {
 	if n < 2 {
 		return t
@@ -295,15 +296,20 @@ func (t Trace) Times(n int) Trace {
 		for _, e := range t.Entries {
 			e.At = (e.At + shift) % span
 			if k > 0 {
-				blocks := make([]kvindex.BlockHash, len(e.Blocks))
-				for i, b := range e.Blocks {
-					blocks[i] = spread(uint64(b) ^ uint64(k)<<48)
-				}
-				e.Blocks = blocks
+				e.Blocks, e.Answer = renamed(e.Blocks, k), renamed(e.Answer, k)
 			}
 			out.Entries = append(out.Entries, e)
 		}
 	}
 	slices.SortStableFunc(out.Entries, func(a, b Entry) int { return int(a.At - b.At) })
+	return out
+}
+
+// renamed are the blocks of the k-th copy in place of the trace's.
+func renamed(blocks []kvindex.BlockHash, k int) []kvindex.BlockHash {
+	out := make([]kvindex.BlockHash, len(blocks))
+	for i, b := range blocks {
+		out[i] = spread(uint64(b) ^ uint64(k)<<48)
+	}
 	return out
 }

@@ -8,6 +8,7 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/cockroachdb/datadriven"
 
@@ -116,7 +117,25 @@ func TestTimes(t *testing.T) {
 			t.Fatalf("request %d arrives before the one before it", i)
 		}
 	}
+	// Bursts of the copies do not add up: the busiest ten seconds are less above the
+	// mean than those of one copy.
+	if a, b := burst(one), burst(three); b > a {
+		t.Errorf("the busiest ten seconds have x%.2f of the mean, of one copy x%.2f", b, a)
+	}
 	if a, b := one.Bounds(0).Ideal, three.Bounds(0).Ideal; a != b {
 		t.Errorf("ideal hit rate %v of one copy, %v of three: they share blocks, or lost some", a, b)
 	}
+}
+
+// burst is the requests of the busiest ten seconds over the mean.
+func burst(t sim.Trace) float64 {
+	const bin = 10 * time.Second
+	counts := map[time.Duration]int{}
+	most := 0
+	for _, e := range t.Entries {
+		counts[e.At/bin]++
+		most = max(most, counts[e.At/bin])
+	}
+	span := t.Entries[len(t.Entries)-1].At - t.Entries[0].At
+	return float64(most) / float64(len(t.Entries)) * float64(span) / float64(bin)
 }

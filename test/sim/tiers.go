@@ -70,8 +70,8 @@ func (c *TierCase) String() string {
 	return fmt.Sprintf("%s, host tier of %d caches (speed %.3f)", c.Trace, c.Host, c.Speed)
 }
 
-// tierPolicies are what the tiers are compared under.
-func tierPolicies() ([]Named, error) {
+// fewPolicies are ours, Dynamo's cost and round robin, where all would take long.
+func fewPolicies() ([]Named, error) {
 	var list []Named
 	for _, name := range []string{Ours, Theirs, "round-robin"} {
 		p, err := Find(name)
@@ -90,7 +90,7 @@ func (p *Plan) Tiers(ctx context.Context, s *Study, t Trace) ([]TierCase, error)
 	if err != nil {
 		return nil, err
 	}
-	list, err := tierPolicies()
+	list, err := fewPolicies()
 	if err != nil {
 		return nil, err
 	}
@@ -109,7 +109,7 @@ func (p *Plan) Tiers(ctx context.Context, s *Study, t Trace) ([]TierCase, error)
 
 // PrintTiers writes the table.
 func PrintTiers(w io.Writer, list []TierCase) error {
-	names, err := tierPolicies()
+	names, err := fewPolicies()
 	if err != nil {
 		return err
 	}
