@@ -84,7 +84,7 @@ func TestClientHints(t *testing.T) {
 
 func TestObjectives(t *testing.T) {
 	for text, want := range map[string]string{
-		"": "", " a = 1 ,b=-2,": "", "a": `"a" is not`, "a=x": `"a=x" is not`, "=1": `"=1" is not`, "a=40000": "is not",
+		"": "", "a=1, b = -2,": "", "a": `"a" is not`, "a=x": `"a=x" is not`, "=1": `"=1" is not`, "a=40000": "is not",
 		"a=1,a=2": `"a" is given twice`,
 	} {
 		_, err := parseObjectives(text)

@@ -4,8 +4,9 @@
 // One HTTP request is one gRPC stream. [Server] runs the streams; what a stream
 // does with each message is a state machine without I/O or clock (stream.go), so
 // that scripts in testdata can drive it. [Router] turns headers and body into
-// a plan. The HTTP status of every refusal is chosen in one function
-// (reply.go).
+// a plan. Where flow control is on, a request for which no worker has room waits in
+// the gate (gate.go), the server's one goroutine. The HTTP status of every refusal is
+// chosen in one function (reply.go).
 //
 // Invariants:
 //   - No stream ends with a gRPC error. Every request gets a plan, a plan by

@@ -31,9 +31,11 @@ type gate struct {
 	router  *Router
 	metrics *FlowMetrics
 	clock   func() time.Time
-	news    chan struct{} // has room for one: look now
-	reports chan struct{} // likewise: look soon
-	waiting atomic.Int64
+	// panicked is told of a fault in our own code that one request has met.
+	panicked func(what, id string, reason any)
+	news     chan struct{} // has room for one: look now
+	reports  chan struct{} // likewise: look soon
+	waiting  atomic.Int64
 
 	mu      sync.Mutex
 	queue   *flow.Queue
@@ -51,9 +53,9 @@ type ticket struct {
 	refusal  *Refusal
 }
 
-func newGate(cfg FlowConfig, router *Router, m *FlowMetrics, clock func() time.Time) *gate {
+func newGate(cfg FlowConfig, router *Router, m *FlowMetrics, clock func() time.Time, panicked func(string, string, any)) *gate {
 	return &gate{
-		cfg: cfg, router: router, metrics: m, clock: clock,
+		cfg: cfg, router: router, metrics: m, clock: clock, panicked: panicked,
 		news: make(chan struct{}, 1), reports: make(chan struct{}, 1),
 		queue: flow.New(cfg.Queue), tickets: make(map[string]*ticket),
 	}
@@ -194,7 +196,7 @@ func (g *gate) look(now time.Time) (next time.Time, ok bool) {
 // offer tries one request and decides it, unless there is still no room: again is
 // when there may be.
 func (g *gate) offer(now time.Time, t *ticket) (again time.Duration, done bool) {
-	d, refusal := g.router.try(now, t.prepared)
+	d, refusal := g.try(now, t)
 	if refusal != nil && refusal.Cause == CauseOverloaded {
 		ms := d.Plan.RetryAfterMs - t.prospect.RoomMs
 		return max(time.Millisecond, milliseconds(ms)), false
@@ -211,6 +213,17 @@ func (g *gate) offer(now time.Time, t *ticket) (again time.Duration, done bool) 
 	}
 	g.metrics.left(t, now, outcome)
 	return 0, true
+}
+
+// try asks the router, and refuses the request if that panics.
+func (g *gate) try(now time.Time, t *ticket) (d Decision, r *Refusal) {
+	defer func() {
+		if p := recover(); p != nil {
+			g.panicked("pick", t.item.ID, p)
+			d, r = t.prepared.decision, &Refusal{Cause: CauseInternal}
+		}
+	}()
+	return g.router.try(now, t.prepared)
 }
 
 // judge refuses a request that did not wait, and closes its booking, if its plan is

@@ -242,9 +242,63 @@ func TestGateReports(t *testing.T) {
 		g.load("w1", 1)
 		g.server.Reported()
 		g.want()
-		time.Sleep(soon) // on the test's clock: reports are looked at together
+		<-time.After(soon) // on the test's clock: reports are looked at together
 		g.want("second routed")
 		second.done()
 		g.end()
 	})
+}
+
+// TestGateTargets: with a target in its headers a request is refused at once if the
+// worker's queue makes it miss, and sent on if it would miss without that, too.
+func TestGateTargets(t *testing.T) {
+	cfg, pc := Default(), picker.DefaultConfig()
+	cfg.Flow.Enabled = true
+	w := newWorld(t, cfg, pc)
+	w.worker("w1", hello("192.0.2.10:8000"))
+	ask := func(id string, size int, target string) responses {
+		st := w.stream(id)
+		w.send(st, post("/v1/completions", HeaderRequestID, id, HeaderSLOTTFT, target))
+		return w.send(st, requestBodyMessage(fill(size), true))
+	}
+	cause := func(out responses) string { return out[0].GetImmediateResponse().GetDetails() }
+	if out := ask("long", 400_000, "100"); cause(out) != "" { // seconds of prefill
+		t.Errorf("a target that no worker meets: %s", cause(out))
+	}
+	if out := ask("short", 1000, "500"); cause(out) != "kvlane_slo_hopeless" {
+		t.Errorf("behind a long prompt: %q", cause(out))
+	}
+	if out := ask("patient", 1000, "500000"); cause(out) != "" {
+		t.Errorf("with time to wait: %s", cause(out))
+	}
+	if n := w.pool.Stats(w.now).Bookings; n != 2 {
+		t.Errorf("%d bookings, want those of the two that were sent on", n)
+	}
+}
+
+// TestGatePanics: a fault in our own code refuses the request that met it, and no
+// other one.
+func TestGatePanics(t *testing.T) {
+	cfg, pc := Default(), picker.DefaultConfig()
+	cfg.Flow.Enabled, pc.MaxRequests = true, 1
+	w := newWorld(t, cfg, pc)
+	w.worker("w1", hello("192.0.2.10:8000"))
+	tokens := []byte(`{"model":"base","prompt":[1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17]}`)
+	send := func(id string, body []byte) {
+		w.send(w.stream(id), post("/v1/completions", HeaderRequestID, id))
+		w.send(w.stream(id), requestBodyMessage(body, true))
+	}
+	send("a", fill(100))
+	send("b", tokens)
+	send("c", fill(100))
+	w.stream("a").end(w.now)
+	delete(w.streams, "a")
+	w.server.router.index = nil
+	w.now = w.now.Add(time.Second) // b is read anew
+	w.server.gate.look(w.now)
+	w.settle()
+	if got := w.metrics(); got["faults_total{panic}"] != 1 || got["flow_left_total{internal}"] != 1 || got["requests_total{internal}"] != 1 ||
+		got["flow_left_total{released}"] != 1 {
+		t.Errorf("metrics: %v", got)
+	}
 }

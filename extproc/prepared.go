@@ -42,7 +42,8 @@ func (r *Router) try(now time.Time, p *prepared) (Decision, *Refusal) {
 	d := p.decision
 	d.Plan = r.pool.Pick(&p.scratch.request, now)
 	if !d.Plan.OK() {
-		return d, refusalOf(&d)
+		refusal := refusalOf(&d)
+		return d, refusal
 	}
 	r.noteRewrite(&d)
 	return d, nil

@@ -39,7 +39,6 @@ const (
 	CauseInternal   Cause = "internal"
 	CauseRewrite    Cause = "model-rewrite"
 
-	// Of requests that waited for room, or could not.
 	CauseQueueFull  Cause = Cause(flow.ReasonFull)
 	CauseQueueBytes Cause = Cause(flow.ReasonBytes)
 	CausePushedOut  Cause = Cause(flow.ReasonPushedOut)

@@ -14,6 +14,9 @@ import (
 
 // Ask is a request as the router sees it.
 type Ask struct {
+	// Hints are what the client says of the request.
+	Hints
+
 	// ID names the request and its booking; never empty for Route.
 	ID string
 	// Method and Path are the request line; a query is ignored.
@@ -26,9 +29,6 @@ type Ask struct {
 	HasSubset bool
 	// Policy overrides the pool's; empty for none.
 	Policy picker.Policy
-	// Hints are what the client says of the request.
-	Hints
-
 	// clients are the rules for what the body says of its priority; nil: it is not
 	// read.
 	clients *clients
@@ -117,7 +117,8 @@ func (r *Router) plan(now time.Time, a Ask, explain bool) (Decision, *Refusal) {
 	s.request = picker.Request{} // the client's texts are not kept
 	r.scratch.Put(s)             // not after a panic: nothing is known of it then
 	if !d.Plan.OK() {
-		return d, refusalOf(&d)
+		refusal = refusalOf(&d)
+		return d, refusal
 	}
 	if !explain {
 		r.noteRewrite(&d)

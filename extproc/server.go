@@ -61,7 +61,7 @@ func New(cfg Config, router *Router, m *Metrics, log *slog.Logger) (*Server, err
 	}
 	if cfg.Flow.Enabled {
 		m.Flow.limit = cfg.Flow.TenantLabels
-		s.gate = newGate(cfg.Flow, router, m.Flow, func() time.Time { return s.clock() })
+		s.gate = newGate(cfg.Flow, router, m.Flow, func() time.Time { return s.clock() }, s.panicked)
 	}
 	return s, nil
 }
@@ -274,8 +274,7 @@ func (s *Server) step(st *stream, in *extprocv3.ProcessingRequest, out responses
 	before := len(out)
 	defer func() {
 		if p := recover(); p != nil {
-			s.fault("panic")
-			s.log.Error("step panicked", "panic", fmt.Sprint(p), "request", st.id)
+			s.panicked("step", st.id, p)
 			answers = st.refuse(s.clock(), &Refusal{Cause: CauseInternal}, out[:before])
 		}
 	}()
@@ -289,13 +288,18 @@ func (s *Server) step(st *stream, in *extprocv3.ProcessingRequest, out responses
 func (s *Server) pick(now time.Time, ask Ask) (d Decision, r *Refusal) {
 	defer func() {
 		if p := recover(); p != nil {
-			s.fault("panic")
-			s.log.Error("pick panicked", "panic", fmt.Sprint(p), "request", ask.ID)
+			s.panicked("pick", ask.ID, p)
 			ask.Body = nil
 			d, r = s.router.Route(now, ask)
 		}
 	}()
 	return s.router.Route(now, ask)
+}
+
+// panicked notes a fault in our own code.
+func (s *Server) panicked(what, id string, reason any) {
+	s.fault("panic")
+	s.log.Error("fault in our own code", "in", what, "panic", fmt.Sprint(reason), "request", id)
 }
 
 // admit counts a stream in, unless there are too many.

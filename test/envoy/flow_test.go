@@ -83,7 +83,7 @@ func TestFlow(t *testing.T) {
 			}
 		}
 		seen := r.workers[0].requests()
-		third := append(completion(1_000_000)[:len(completion(1_000_000))-1], []byte(`, "priority": -5}`)...)
+		third := withPriority(completion(1_000_000), -5)
 		if len(seen) != 3 || seen[1].sum != sum(third) || seen[2].sum != sum(completion(200_000)) {
 			t.Errorf("%d requests reached the worker; want three, whole: %v", len(seen), seen)
 		}
@@ -106,7 +106,7 @@ func TestEnginePriority(t *testing.T) {
 				if resp, _ := r.do(req); resp.StatusCode != 200 {
 					t.Fatalf("%d bytes, chunked %t: %d", size, chunked, resp.StatusCode)
 				}
-				want := append(body[:len(body)-1:len(body)-1], []byte(`, "priority": -7}`)...)
+				want := withPriority(body, -7)
 				seen := r.workers[0].requests()
 				got := seen[len(seen)-1]
 				if got.sum != sum(want) || !chunked && got.length != int64(len(want)) {
@@ -115,4 +115,8 @@ func TestEnginePriority(t *testing.T) {
 			}
 		}
 	})
+}
+
+func withPriority(body []byte, priority int) []byte {
+	return fmt.Appendf(nil, `%s, "priority": %d}`, bytes.TrimSuffix(body, []byte("}")), priority)
 }
