@@ -28,16 +28,19 @@ type call struct {
 	started bool // it has its first token
 	done    bool
 	tokens  int
-	cached  int // tokens that needed no prefill at its first admission
-	first   time.Duration
+	cached  int           // tokens that needed no prefill at its first admission
+	first   time.Duration // token, or refusal
 	last    time.Duration
 	gap     time.Duration // the longest between two tokens
 	// fair is what a request had to wait for if the fleet shared its work equally.
 	fairMs float64
 	// lost counts the workers that died under it.
 	lost int
-	// predicted is the picker's time to first token, ms; 0 for other policies.
-	predicted float64
+	// predicted is the picker's time to first token, ms, and queued the part of it in
+	// the worker's queue; 0 for other policies.
+	predicted, queued float64
+	// targetMs is the bound of the time to first token that a gate knows; 0 for none.
+	targetMs float64
 }
 
 // engine is one simulated engine with its agent: it turns what the core does

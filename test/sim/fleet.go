@@ -233,11 +233,26 @@ func (f *Fleet) arrival(i int) {
 
 // route sends a request where its router says.
 func (f *Fleet) route(c *call) {
-	w := c.router.pick(c)
-	if w < 0 {
-		c.refused, c.done = true, true
+	if c.lost == 0 {
+		c.fairMs = f.queued() / float64(f.cfg.Workers)
+	}
+	if c.router.gate != nil {
+		c.router.gate.arrive(c)
 		return
 	}
+	w := c.router.pick(c)
+	if w < 0 {
+		f.refuse(c)
+		return
+	}
+	f.dispatch(c, w)
+}
+
+// refuse ends a request without an answer.
+func (f *Fleet) refuse(c *call) { c.refused, c.done, c.first = true, true, f.now }
+
+// dispatch gives a request to the worker that was picked for it.
+func (f *Fleet) dispatch(c *call, w int) {
 	f.share(c.router)
 	c.prefiller = nil
 	if p, ok := c.router.policy.(pairing); ok && p.Prefiller() >= 0 {
@@ -250,21 +265,26 @@ func (f *Fleet) route(c *call) {
 		f.agenda.add(event{at: f.now + detectAfter/10, class: classArrive, do: func() { f.route(c) }})
 		return
 	}
-	c.fairMs = f.queued() / float64(f.cfg.Workers)
 	if err := e.accept(c); err != nil {
 		f.failed = err
 	}
 }
 
-// queued is the prefill time that waits on all workers, ms.
+// queued is the prefill time that waits on all workers and in the routers, ms.
 func (f *Fleet) queued() float64 {
-	sum := 0.0
-	for _, e := range f.engines {
-		if e.load.QueuedTokens == 0 {
-			continue
-		}
-		tokens, m := e.core.Stats().QueuedTokens, f.cfg.Timing.Model
+	sum, m := 0.0, f.cfg.Timing.Model
+	add := func(tokens int) {
 		sum += float64(timing.Steps(tokens, f.cfg.ChunkTokens))*m.Prefill.A + m.Prefill.B*float64(tokens)
+	}
+	for _, e := range f.engines {
+		if e.load.QueuedTokens > 0 {
+			add(e.core.Stats().QueuedTokens)
+		}
+	}
+	for _, r := range f.routers {
+		if r.gate != nil {
+			add(r.gate.tokens)
+		}
 	}
 	return sum
 }
@@ -274,11 +294,13 @@ func (f *Fleet) tell(c *call, what func(policies.Policy)) {
 	if f.cfg.LoadLag == 0 {
 		what(c.router.policy)
 		f.share(c.router)
+		c.router.gate.news()
 		return
 	}
 	f.agenda.add(event{at: f.now + f.cfg.LoadLag, class: classNotice, do: func() {
 		what(c.router.policy)
 		f.share(c.router)
+		c.router.gate.news()
 	}})
 }
 

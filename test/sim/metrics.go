@@ -85,6 +85,7 @@ func (f *Fleet) result() *Result {
 	for _, c := range f.calls {
 		if c.refused {
 			r.Refused++
+			r.Unfair = max(r.Unfair, f.unfair(c))
 			continue
 		}
 		first := ms(c.first - c.arrived)
@@ -122,6 +123,13 @@ func (f *Fleet) result() *Result {
 	r.DurationMs = ms(end - f.calls[0].arrived)
 	f.spreads(r, input)
 	return r
+}
+
+// unfair is the time that a request waited for its first token, or for its refusal,
+// over the fair one.
+func (f *Fleet) unfair(c *call) float64 {
+	own := f.cfg.Timing.UnloadedMs(c.ISL-c.cached, c.cached, f.cfg.ChunkTokens)
+	return ms(c.first-c.arrived) / max(f.cfg.SLO.TTFTMs, c.fairMs+own)
 }
 
 // met reports whether an answer kept the SLO.

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/kvlane/kvlane/picker"
+	"github.com/kvlane/kvlane/picker/flow"
 	"github.com/kvlane/kvlane/test/sim/policies"
 )
 
@@ -17,9 +18,11 @@ type Named struct {
 	New  func(Setup) policies.Policy
 }
 
-// Ours and Theirs are the two that the goals are about; Oracle is a bound.
+// Ours and Theirs are the two that the goals are about, Admits is ours with flow
+// control; Oracle is a bound.
 const (
 	Ours   = "kvlane"
+	Admits = "kvlane-flow"
 	Theirs = "dynamo"
 	Oracle = "oracle"
 )
@@ -28,6 +31,7 @@ const (
 func Policies() []Named {
 	list := []Named{
 		{Ours, "the production picker, policy kv", func(s Setup) policies.Policy { return newOurs(s, picker.DefaultConfig()) }},
+		{Admits, "the same with flow control, clients send targets", admits},
 		{Theirs, "Dynamo's default cost", func(s Setup) policies.Policy { return dynamo(s, 1, 0) }},
 		{"dynamo-scale2", "Dynamo, prefill_load_scale 2", func(s Setup) policies.Policy { return dynamo(s, 2, 0) }},
 		{"dynamo-decay1", "Dynamo, overlap_score_credit_decay 1", func(s Setup) policies.Policy { return dynamo(s, 1, 1) }},
@@ -61,6 +65,21 @@ func Policies() []Named {
 		}},
 	}
 	return list
+}
+
+// The limits of a worker with flow control: its queue, ms, and the share of its KV
+// cache that requests take.
+const (
+	admitQueueMs = 2000
+	admitKV      = 0.8
+)
+
+func admits(s Setup) policies.Policy {
+	cfg := picker.DefaultConfig()
+	cfg.MaxQueueMs, cfg.MaxKV = admitQueueMs, admitKV
+	o := newOurs(s, cfg)
+	o.admit(s, flow.DefaultConfig())
+	return o
 }
 
 // affinityDepth is how many leading blocks a session's hash covers: the traces

@@ -6,6 +6,7 @@ import (
 	"github.com/kvlane/kvlane/internal/timing"
 	"github.com/kvlane/kvlane/kvindex"
 	"github.com/kvlane/kvlane/picker"
+	"github.com/kvlane/kvlane/picker/flow"
 	"github.com/kvlane/kvlane/test/sim/policies"
 )
 
@@ -13,9 +14,13 @@ import (
 type ours struct {
 	pool      *picker.Pool
 	matches   []kvindex.Match
-	predicted float64
+	plan      picker.Plan // the last
 	prefiller int
-	places    map[kvindex.Owner]int
+	// flow lets requests wait that no worker has room for, target is the bound of a
+	// time to first token, which clients send then; both nil without flow control.
+	flow   *flow.Config
+	target func(r *policies.Request) picker.SLO
+	places map[kvindex.Owner]int
 }
 
 // newOurs knows the fleet's hardware by its deployments, as operators name them.
@@ -45,19 +50,57 @@ func (o *ours) Matches(m []kvindex.Match) { o.matches = m }
 
 // Pick implements [policies.Policy].
 func (o *ours) Pick(r *policies.Request, _ policies.Fleet) int {
-	plan := o.pool.Pick(&picker.Request{ID: r.ID, Model: model, ISL: r.ISL, Matches: o.matches}, at(r.Now))
+	plan := o.pool.Pick(o.request(r), at(r.Now))
+	o.plan, o.prefiller = plan, -1
 	if !plan.OK() {
 		return -1
 	}
-	o.predicted, o.prefiller = plan.TTFTMs, -1
 	if plan.Prefill != nil {
 		o.prefiller = o.places[kvindex.Owner{Worker: plan.Prefill.Worker, Rank: plan.Prefill.Rank}]
 	}
 	return o.places[kvindex.Owner{Worker: plan.Decode.Worker, Rank: plan.Decode.Rank}]
 }
 
-// Predicted is the time to first token of the last pick, ms.
-func (o *ours) Predicted() float64 { return o.predicted }
+func (o *ours) request(r *policies.Request) *picker.Request {
+	q := &picker.Request{ID: r.ID, Model: model, ISL: r.ISL, Matches: o.matches}
+	if o.target != nil {
+		q.SLO = o.target(r)
+	}
+	return q
+}
+
+// Predicted is of the last pick.
+func (o *ours) Predicted() (ttft, queue float64) { return o.plan.TTFTMs, o.plan.Costs[0].Queue }
+
+// admit lets requests wait in the router; clients send the SLO's targets.
+func (o *ours) admit(s Setup, cfg flow.Config) {
+	o.flow = &cfg
+	o.target = func(r *policies.Request) picker.SLO {
+		cached := 0
+		for _, blocks := range r.Overlap {
+			cached = max(cached, min(blocks, (r.ISL-1)/s.BlockSize)*s.BlockSize)
+		}
+		return picker.SLO{TTFTMs: s.SLO.bound(s.Timing.UnloadedMs(r.ISL-cached, cached, s.ChunkTokens)), TPOTMs: s.SLO.TPOTMs}
+	}
+}
+
+// Flow implements [admitting].
+func (o *ours) Flow() (flow.Config, bool) {
+	if o.flow == nil {
+		return flow.Config{}, false
+	}
+	return *o.flow, true
+}
+
+// Prospect implements [admitting].
+func (o *ours) Prospect(r *policies.Request) picker.Prospect {
+	return o.pool.Prospect(o.request(r), at(r.Now))
+}
+
+// Full implements [admitting].
+func (o *ours) Full() (retry time.Duration, full bool) {
+	return milliseconds(o.plan.RetryAfterMs), o.plan.Reason == picker.ReasonOverloaded
+}
 
 // Outbox is what the other replicas are to know.
 func (o *ours) Outbox() []kvindex.Record { return o.pool.Outbox(nil) }

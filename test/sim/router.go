@@ -25,6 +25,7 @@ type router struct {
 	// doubtful are workers whose snapshot is on its way.
 	doubtful map[*engine]bool
 	sample   policies.Worker
+	gate     *gate // nil: nobody waits in the router
 }
 
 func (f *Fleet) newRouter(i int) *router {
@@ -48,11 +49,12 @@ func (f *Fleet) newRouter(i int) *router {
 		Timing: cfg.Timing, Hardware: hardware, Replica: name, SLO: cfg.SLO,
 		Rand: rand.New(rand.NewPCG(cfg.Seed, 100+uint64(i))),
 	})
+	r.gate = newGate(r)
 	return r
 }
 
-// pick asks the policy.
-func (r *router) pick(c *call) int {
+// match asks the index what workers hold of a prompt.
+func (r *router) match(c *call) {
 	r.matches = r.index.Overlap(c.Blocks, r.matches[:0])
 	clear(r.overlap)
 	clear(r.hosted)
@@ -66,9 +68,14 @@ func (r *router) pick(c *call) int {
 	if m, ok := r.policy.(matcher); ok {
 		m.Matches(r.matches)
 	}
+}
+
+// pick asks the policy.
+func (r *router) pick(c *call) int {
+	r.match(c)
 	w := r.policy.Pick(&c.Request, r)
 	if p, ok := r.policy.(predictor); ok && w >= 0 {
-		c.predicted = p.Predicted()
+		c.predicted, c.queued = p.Predicted()
 	}
 	return w
 }
@@ -76,8 +83,9 @@ func (r *router) pick(c *call) int {
 // matcher is a policy that wants the index's own answer.
 type matcher interface{ Matches(m []kvindex.Match) }
 
-// predictor is a policy that predicts the time to first token of what it picked, ms.
-type predictor interface{ Predicted() float64 }
+// predictor is a policy that predicts the time to first token of what it picked, and
+// the part of it that is spent in the worker's queue, ms.
+type predictor interface{ Predicted() (ttft, queue float64) }
 
 // apply takes records of the log.
 func (r *router) apply(records []kvindex.Record) {
@@ -93,6 +101,7 @@ func (r *router) apply(records []kvindex.Record) {
 			o.Apply(rec, r.fleet.now)
 		}
 	}
+	r.gate.news()
 }
 
 // follow is apply where records may be missing.

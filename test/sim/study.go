@@ -289,7 +289,7 @@ func (p *Plan) moderate(s *Study, t Trace) (Config, error) {
 func (l *Load) best(value func(*Result) float64, better func(a, b float64) bool) (string, float64) {
 	name, most := "", 0.0
 	for _, n := range slices.Sorted(maps.Keys(l.Results)) {
-		if n == Ours || n == Oracle {
+		if n == Ours || n == Admits || n == Oracle {
 			continue
 		}
 		if v := value(l.Results[n]); name == "" || better(v, most) {

@@ -116,7 +116,7 @@ func (r *reading) Pick(q *policies.Request, _ policies.Fleet) int {
 	if refusal != nil {
 		return -1
 	}
-	r.predicted, r.prefiller = d.Plan.TTFTMs, -1
+	r.plan, r.prefiller = d.Plan, -1
 	return r.places[kvindex.Owner{Worker: d.Plan.Decode.Worker, Rank: d.Plan.Decode.Rank}]
 }
 

@@ -15,6 +15,10 @@ type Entry struct {
 	ISL, OSL int // tokens, at least 1
 	// Blocks are the hashes of the prompt's full blocks.
 	Blocks []kvindex.BlockHash
+	// Tenant and Priority are the client's: the higher goes first. Only queues look at
+	// them.
+	Tenant   string
+	Priority int
 	// Answer are those of the blocks after them that prompt and answer fill, where
 	// they are known; else nobody shares them.
 	Answer []kvindex.BlockHash
