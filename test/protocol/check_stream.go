@@ -2,6 +2,7 @@ package protocol
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"strings"
@@ -40,7 +41,7 @@ func streamChecks() []Check {
 		{
 			ID: "stream/interleaved", Source: FromUs,
 			Rule: "The messages of 100 streams in random order do not mix: each gets its own body back.",
-			run:  func(ctx context.Context, l *lab) error { return interleaved(ctx, l, time.Now().UnixNano()) },
+			run:  func(ctx context.Context, l *lab) error { return interleaved(ctx, l) },
 		},
 		{
 			ID: "stream/stuck", Source: FromUs,
@@ -103,8 +104,8 @@ func (l *lab) eventually(ctx context.Context, try func() error) error {
 	}
 }
 
-func interleaved(ctx context.Context, l *lab, seed int64) error {
-	r := rand.New(rand.NewPCG(uint64(seed), 1))
+func interleaved(ctx context.Context, l *lab) error {
+	r := rand.New(rand.NewPCG(l.seed, 1))
 	type party struct {
 		*session
 		rest []*request
@@ -132,10 +133,18 @@ func interleaved(ctx context.Context, l *lab, seed int64) error {
 	for _, p := range all {
 		p.settle(bodyMessage(nil, true))
 		if err := p.echoed(p.body); err != nil {
-			return fmt.Errorf("seed %d: %w", seed, err)
+			return seeded(err, l.seed)
 		}
 	}
 	return nil
+}
+
+// seeded adds the seed to a failure.
+func seeded(err error, seed uint64) error {
+	if f, ok := errors.AsType[*Failure](err); ok {
+		f.Got += fmt.Sprintf(" (--seed %d)", seed)
+	}
+	return err
 }
 
 func stuck(ctx context.Context, l *lab) error {

@@ -257,7 +257,7 @@ func TestSuiteNotices(t *testing.T) {
 }
 
 // detour is a picker that passes everything on to another, with a fault.
-func detour(t *testing.T, address string, d distortion) string {
+func detour(t *testing.T, address string, d distortion, opts ...grpc.ServerOption) string {
 	t.Helper()
 	conn, err := dial(address, false)
 	if err != nil {
@@ -267,7 +267,7 @@ func detour(t *testing.T, address string, d distortion) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	g := grpc.NewServer(grpc.MaxRecvMsgSize(64 << 20))
+	g := grpc.NewServer(append(opts, grpc.MaxRecvMsgSize(64<<20))...)
 	extprocv3.RegisterExternalProcessorServer(g, &detourServer{client: extprocv3.NewExternalProcessorClient(conn), distortion: d})
 	served := make(chan error, 1)
 	go func() { served <- g.Serve(l) }()

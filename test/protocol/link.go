@@ -2,6 +2,7 @@ package protocol
 
 import (
 	"context"
+	"crypto/tls"
 	"fmt"
 	"io"
 	"net"
@@ -12,6 +13,7 @@ import (
 // picker look dead that it did not start.
 type link struct {
 	target, address string
+	tls             bool // to the target; Envoy speaks in clear text
 
 	mu       sync.Mutex
 	listener net.Listener // nil while down
@@ -19,8 +21,8 @@ type link struct {
 	running  sync.WaitGroup
 }
 
-func newLink(ctx context.Context, target string) (*link, error) {
-	l := &link{target: target, address: "127.0.0.1:0", conns: make(map[net.Conn]struct{})}
+func newLink(ctx context.Context, target string, withTLS bool) (*link, error) {
+	l := &link{target: target, tls: withTLS, address: "127.0.0.1:0", conns: make(map[net.Conn]struct{})}
 	if err := l.up(ctx); err != nil {
 		return nil, err
 	}
@@ -58,6 +60,9 @@ func (l *link) carry(ctx context.Context, c net.Conn) {
 	p, err := (&net.Dialer{}).DialContext(ctx, "tcp", l.target)
 	if err != nil {
 		return // the picker is down by itself
+	}
+	if l.tls {
+		p = tls.Client(p, anyCertificate())
 	}
 	defer func() { _ = p.Close() }()
 	if !l.hold(p) {

@@ -105,7 +105,7 @@ func (l *lab) start(ctx context.Context, r *rig) (err error) {
 	if r.dir, err = os.MkdirTemp("", "kvlane-protocol-"); err != nil {
 		return fmt.Errorf("make a folder for Envoy: %w", err)
 	}
-	if r.link, err = newLink(ctx, l.target.Address); err != nil {
+	if r.link, err = newLink(ctx, l.target.Address, l.target.TLS); err != nil {
 		return err
 	}
 	if err := l.startWorkers(ctx, r); err != nil {

@@ -4,12 +4,16 @@ import (
 	"context"
 	"log/slog"
 	"net"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"testing"
 	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
 
 	"github.com/kvlane/kvlane/internal/config"
 	"github.com/kvlane/kvlane/internal/epp"
@@ -97,6 +101,18 @@ func TestOwnPickerBehindEnvoy(t *testing.T) {
 	target := startPicker(t)
 	target.Envoy = binary(t)
 	run(t, target, Options{Only: regexp.MustCompile(`^envoy/`)})
+}
+
+// TestTLS: a picker with a certificate of its own is tested like any other, also
+// through Envoy.
+func TestTLS(t *testing.T) {
+	web := httptest.NewTLSServer(nil)
+	certificate := web.TLS.Certificates[0]
+	web.Close()
+	target := startPicker(t)
+	target.Address, target.TLS = detour(t, target.Address, distortion{}, grpc.Creds(credentials.NewServerTLSFromCert(&certificate))), true
+	target.Envoy, target.Health = binary(t), ""
+	run(t, target, Options{Only: regexp.MustCompile(`^(order/headers-once|envoy/post)$`)})
 }
 
 // binary is KVLANE_ENVOY, the PATH's envoy, or the one that `make deps` installed.
