@@ -487,14 +487,51 @@ func TestFull(t *testing.T) {
 	}
 	beats := s.Do("hget", newKeys("kvlane", "test").log(), "beat")
 	r.until("the reader to go on", func() bool {
-		return r.log.Status().Connected && s.Do("hget", newKeys("kvlane", "test").log(), "beat") != beats
+		return r.log.Status().Full && s.Do("hget", newKeys("kvlane", "test").log(), "beat") != beats
 	})
 	s.Do("config", "set", "maxmemory", 0)
 	mustAppend(t, l, stored(o, 2, 2))
-	r.until("the next block", func() bool { return len(r.index.Blocks(o)) == 2 })
+	r.until("the next block", func() bool { return len(r.index.Blocks(o)) == 2 && r.log.Status().Connected })
 	if st := l.Status(); st.Full || !st.Connected || st.Dropped != 1 {
 		t.Errorf("status %+v", st)
 	}
+}
+
+// TestFullForLong: a server is at its memory limit for longer than the leases. They
+// cannot be renewed, so they do not end; what cannot be written is written when there
+// is room; and then a lease ends as ever.
+func TestFullForLong(t *testing.T) {
+	s := redistest.Start(t, redistest.Options{})
+	l, checkpoints := open(t, s.URL(), nil), 0
+	r := follow(t, open(t, s.URL(), nil))
+	o := device("w")
+	mustAppend(t, l, hello("w", time.Second), stored(o, 1, 1))
+	r.until("the first block", func() bool { return len(r.index.Blocks(o)) == 1 })
+	s.Do("config", "set", "maxmemory", 1)
+	for full := time.Now(); time.Since(full) < 4*time.Second; pauseFor(t, 100*time.Millisecond) {
+		if err := l.Append(t.Context(), []kvindex.Record{hello("w", time.Second)}); err == nil {
+			t.Fatal("a full server took a record")
+		}
+		if err := l.Checkpoint(t.Context(), []kvindex.Record{cleared1(o, 1), stored(o, 0, 1)}); err == nil {
+			checkpoints++
+		}
+	}
+	if st := r.log.Status(); !st.Full || st.Connected {
+		t.Errorf("the reader's status is %+v", st)
+	}
+	s.Do("config", "set", "maxmemory", 0)
+	mustAppend(t, l, hello("w", time.Second), stored(o, 2, 2))
+	r.until("the next block", func() bool { return len(r.index.Blocks(o)) == 2 && r.log.Status().Connected })
+	r.mu.Lock()
+	byes := len(r.byes)
+	r.mu.Unlock()
+	if byes > 0 || checkpoints > 0 {
+		t.Errorf("%d workers were taken for gone, %d checkpoints were taken", byes, checkpoints)
+	}
+	if err := l.Checkpoint(t.Context(), []kvindex.Record{cleared1(o, 2), stored(o, 0, 1, 2)}); err != nil {
+		t.Errorf("a checkpoint with room again: %v", err)
+	}
+	r.until("the end of the lease", func() bool { return slices.Contains(r.lapsed, "w") })
 }
 
 // TestAbsent: Redis is not there at the start.

@@ -101,15 +101,21 @@ func (r *reporter) saw(which side, err error) {
 	r.judge()
 }
 
-// beat notes that the server took the reader's small write: whatever it refused
-// before, but for want of memory, it would take now.
-func (r *reporter) beat() {
+// errFull is what a reader finds of a full server that nobody here writes to.
+var errFull = errors.New("OOM command not allowed: the server is at its maxmemory")
+
+// beat notes that the server took the reader's small write, and whether it takes
+// larger ones: whatever else it refused before it would take now.
+func (r *reporter) beat(crowded bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if !full(r.err[writing]) {
+	switch {
+	case !crowded:
 		r.err[writing] = nil
-		r.judge()
+	case !full(r.err[writing]):
+		r.err[writing] = errFull
 	}
+	r.judge()
 }
 
 // judge makes the status of the two errors; the caller holds mu.

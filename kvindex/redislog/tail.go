@@ -168,7 +168,7 @@ func (t *tail) beat(ctx context.Context) error {
 	}
 	t.beatAt = time.Now()
 	t.heard = t.beatAt
-	t.l.status.beat()
+	t.l.status.beat(b.full)
 	if t.id != b.id {
 		return t.load(ctx, b)
 	}
@@ -195,6 +195,7 @@ type pulse struct {
 	members string
 	segment int
 	last    [shards]position
+	full    bool // the server takes nothing new for want of memory
 }
 
 func (l *Log) beat(ctx context.Context) (pulse, error) {
@@ -206,11 +207,11 @@ func (l *Log) beat(ctx context.Context) (pulse, error) {
 	if err != nil {
 		return b, err
 	}
-	text := make([]string, 4+shards)
+	text := make([]string, 5+shards)
 	for i := range min(len(text), len(reply)) {
 		text[i], _ = reply[i].(string)
 	}
-	b.id, b.members = text[0], text[2]
+	b.id, b.members, b.full = text[0], text[2], text[4+shards] == "1"
 	ms, err := parsePosition(text[1] + "-0")
 	if err != nil {
 		return b, err

@@ -88,7 +88,7 @@ func faultCases() []faultCase {
 		}},
 		{"FullRedis", true, func(t *testing.T, s *shared, l *steadyLoad) []victim {
 			s.tellRedis(t, "CONFIG SET maxmemory 1")
-			l.hold(t, 3*time.Second)
+			l.hold(t, 8*time.Second) // longer than a lease, which nobody can renew
 			s.tellRedis(t, "CONFIG SET maxmemory 0")
 			return nil
 		}},

@@ -74,6 +74,16 @@ local function alive()
   return mercy
 end
 
+-- full says whether the server takes no new data for want of memory. It must be asked
+-- before the script's first write: after that the server takes all.
+local function full()
+  local reply = redis.pcall('HSET', log, 'room', '1')
+  return type(reply) == 'table' and reply.err and string.find(reply.err, 'OOM', 1, true) ~= nil
+end
+
+-- spare lets no lease end for MERCY ms: nobody can renew one now.
+local function spare() redis.call('HSET', log, 'mercy', int(ms + MERCY)) end
+
 -- tend ends leases, at most some at once, and keeps the pool's keys for ttl ms.
 local function tend(most, ttl)
   for _, k in ipairs({log, p .. 'reg', p .. 'hello', p .. 'now'}) do redis.call('PEXPIRE', k, ttl) end
