@@ -43,6 +43,11 @@ type Config struct {
 	// ones; 0 = none.
 	SLOTTFTMs float64 `yaml:"sloTTFTMs"`
 	SLOTPOTMs float64 `yaml:"sloTPOTMs"`
+	// MissMs is what a predicted miss of a target costs, ms of the deployment; 0 =
+	// targets do not matter. It is what others may wait longer so that one request keeps
+	// its target: where it was beyond any price, simulated fleets under overload kept
+	// fewer targets than with none.
+	MissMs float64 `yaml:"missMs"`
 	// AdapterMs is what loading a LoRA adapter costs, ms. An assumption: reading
 	// some hundred megabytes and copying them to the GPU.
 	AdapterMs float64 `yaml:"adapterMs"`
@@ -129,6 +134,7 @@ func DefaultConfig() Config {
 		ChunkTokens: 8192,
 		Fallbacks:   2,
 		AdapterMs:   500,
+		MissMs:      1000,
 
 		HostBytesPerSecond:     38e9,
 		DiskBytesPerSecond:     6e9,
@@ -190,6 +196,7 @@ func (c Config) Validate() error {
 	}
 	amount("sloTTFTMs", c.SLOTTFTMs)
 	amount("sloTPOTMs", c.SLOTPOTMs)
+	amount("missMs", c.MissMs)
 	amount("adapterMs", c.AdapterMs)
 	amount("hostBytesPerSecond", c.HostBytesPerSecond)
 	amount("diskBytesPerSecond", c.DiskBytesPerSecond)

@@ -191,7 +191,7 @@ func (k *picking) bestPair() (int, float64) {
 		p, leg, l := k.partner(i)
 		total := k.pair(leg, l, i)
 		if slo {
-			total = k.judgePair(p, l, i, total)
+			total += k.missPair(p, l, i)
 		}
 		b.offer(total, i, c.key, k.seed)
 	}

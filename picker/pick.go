@@ -65,8 +65,10 @@ type picking struct {
 	offers   []offer // of each menu
 	out      []exclusion
 	// totals are the prices as they are compared, infinite for those that are no
-	// targets, [missMs] dearer for those that are predicted to miss a target.
+	// targets; missed is 1 for those that are predicted to miss a target of the request,
+	// if it has any.
 	totals  []float64
+	missed  []uint8
 	leaders leaders
 	slo     SLO
 	links   links
@@ -138,7 +140,7 @@ func (k *picking) begin(req *Request, fleet *Fleet, turn uint64) {
 	n := len(k.board.candidates)
 	if len(k.totals) != n {
 		k.totals, k.cached, k.out, k.extra = make([]float64, n), make([]int32, n), make([]exclusion, n), make([]float64, n)
-		k.loads, k.computes = make([]float64, n), make([]float64, n)
+		k.loads, k.computes, k.missed = make([]float64, n), make([]float64, n), make([]uint8, n)
 		k.credited, k.adjusted = make([]int32, 0, n), make([]int32, 0, n)
 	}
 	if req.HasSubset {
@@ -235,7 +237,7 @@ func (k *picking) price(limit exclusion) {
 	cached, outs, totals := k.cached[:len(candidates)], k.out[:len(candidates)], k.totals[:len(candidates)]
 	extra := k.extra[:len(candidates)]
 	computes := k.computes[:len(candidates)]
-	loads := k.loads[:len(candidates)]
+	loads, missed := k.loads[:len(candidates)], k.missed[:len(candidates)]
 	slo, bar := k.slo != (SLO{}), math.Inf(1)
 	ttft, tpot := k.slo.TTFTMs, k.slo.TPOTMs
 	strict := k.req.HasSubset || k.fleet.MaxRequests > 0 || k.fleet.MaxQueueMs > 0 || k.fleet.MaxKV > 0
@@ -275,7 +277,9 @@ func (k *picking) price(limit exclusion) {
 				steps = k.steps(i)
 			}
 			first := c.queue + compute + steps*c.step(rate) + offer.adapter + loads[i]
-			total += missMs * float64(over(first, ttft)|over(decode, tpot))
+			miss := over(first, ttft) | over(decode, tpot)
+			total += k.fleet.MissMs * float64(miss)
+			missed[i] = miss
 		}
 		outs[i], totals[i] = notOut, total
 		if total < bar || total == bar && tie(c.key, k.seed) < k.leaders.bar.tie {

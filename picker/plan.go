@@ -121,8 +121,7 @@ func (k *picking) listAlone(dst []Cost, i int) []Cost {
 	k.terms(c, i)
 	c.Total = k.leg(i)
 	if out == notOut {
-		c.Decode = at.decode + k.rates[at.class].decode
-		c.Total += c.Decode
+		c.Decode, c.Miss, c.Total = at.decode+k.rates[at.class].decode, k.miss(i), k.totals[i]
 	}
 	return dst
 }
@@ -155,7 +154,8 @@ func (k *picking) listPair(dst []Cost, d int) []Cost {
 	c.Adjust += k.extra[d] - k.loads[d]
 	c.Load += k.loads[d]
 	c.Adapter += k.offers[at.menu].adapter
-	c.Decode, c.Total = at.decode+k.rates[at.class].decode, k.pair(leg, far, d)
+	c.Decode, c.Miss = at.decode+k.rates[at.class].decode, k.missPair(p, far, d)
+	c.Total = k.pair(leg, far, d) + c.Miss
 	return dst
 }
 

@@ -92,7 +92,8 @@ func NewPool(config Config, table timing.Table) *Pool {
 			Transfer: table.Transfer.Scaled(1 / config.TimeScale), AdapterMs: config.AdapterMs / config.TimeScale,
 			Fallbacks: config.Fallbacks, MaxRequests: config.MaxRequests, MaxQueueMs: config.MaxQueueMs / config.TimeScale, MaxKV: config.MaxKV,
 			MaxDelay: config.MaxDelay, Links: Links{Domain: config.DomainBandwidth, Rack: config.RackBandwidth, Far: config.FarBandwidth},
-			SLO: SLO{TTFTMs: config.SLOTTFTMs / config.TimeScale, TPOTMs: config.SLOTPOTMs / config.TimeScale},
+			SLO:    SLO{TTFTMs: config.SLOTTFTMs / config.TimeScale, TPOTMs: config.SLOTPOTMs / config.TimeScale},
+			MissMs: config.MissMs / config.TimeScale,
 		},
 	}
 	p.picking.board = &p.board

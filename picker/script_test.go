@@ -254,7 +254,7 @@ func describe(p *Plan) string {
 			ms   float64
 		}{
 			{"queue", c.Queue}, {"load", c.Load}, {"compute", c.Compute}, {"transfer", c.Transfer}, {"adapter", c.Adapter},
-			{"delay", c.Delay}, {"decode", c.Decode}, {"adjust", c.Adjust}, {"total", c.Total}, {"carry", c.Carry},
+			{"delay", c.Delay}, {"decode", c.Decode}, {"adjust", c.Adjust}, {"miss", c.Miss}, {"total", c.Total}, {"carry", c.Carry},
 		} {
 			if term.ms != 0 {
 				fmt.Fprintf(&out, " %s=%.1f", term.name, term.ms)

@@ -5,11 +5,6 @@ import (
 	"math"
 )
 
-// missMs is what a predicted miss of a target costs beside the price: more than
-// any price, so that those who meet the targets come first, and so little that
-// prices keep a precision of 1 us.
-const missMs = 1 << 40
-
 // target sets the request's targets, its own or the fleet's; a missing one is out of
 // reach where the other is there.
 func (k *picking) target() {
@@ -23,15 +18,22 @@ func (k *picking) target() {
 	}
 }
 
-// judgePair is the price of decoding on d after a prefill on p as it is compared
-// under the targets: first of those that are predicted to keep them, else of all.
-func (k *picking) judgePair(p int, l link, d int, total float64) float64 {
-	c := &k.board.candidates[d]
-	first := max(k.prefilled(p)+k.transfer(d, l), c.queue) + k.takeOver(c) + k.offers[c.menu].adapter + k.loads[d]
-	if first > k.slo.TTFTMs || c.decode+k.rates[c.class].decode > k.slo.TPOTMs {
-		return total + missMs
+// miss is what it costs that target i is predicted to miss a target of the request.
+func (k *picking) miss(i int) float64 {
+	if k.slo == (SLO{}) {
+		return 0
 	}
-	return total
+	return k.fleet.MissMs * float64(k.missed[i])
+}
+
+// missPair is the same of decoding on d after a prefill on p that far away.
+func (k *picking) missPair(p int, far link, d int) float64 {
+	c := &k.board.candidates[d]
+	first := max(k.prefilled(p)+k.transfer(d, far), c.queue) + k.takeOver(c) + k.offers[c.menu].adapter + k.loads[d]
+	if k.slo != (SLO{}) && (first > k.slo.TTFTMs || c.decode+k.rates[c.class].decode > k.slo.TPOTMs) {
+		return k.fleet.MissMs
+	}
+	return 0
 }
 
 // prefilled is the time until a prefill on p is done. Workers that prefill for
@@ -41,15 +43,15 @@ func (k *picking) prefilled(p int) float64 {
 	return c.queue + k.loads[p] + k.compute(p) + k.offers[c.menu].adapter
 }
 
-// spoiled reports whether a target that costs less than the chosen one was passed
-// over as it is predicted to miss a target.
+// spoiled reports whether a target that would cost less than the chosen one was passed
+// over as it is predicted to miss a target of the request.
 func (k *picking) spoiled() bool {
-	if k.slo == (SLO{}) || k.totals[k.choice.target] > missMs/2 {
+	c := k.choice.target
+	if k.slo == (SLO{}) || k.missed[c] > 0 {
 		return false
 	}
-	bar := k.totals[k.choice.target] + missMs
 	for i, total := range k.totals {
-		if total > missMs/2 && total < bar && k.out[i] == notOut {
+		if k.out[i] == notOut && total-k.fleet.MissMs*float64(k.missed[i]) < k.totals[c] {
 			return true
 		}
 	}

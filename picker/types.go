@@ -146,8 +146,10 @@ type Fleet struct {
 	Transfer timing.Transfer
 	// Links is the bandwidth between workers as a multiple of Transfer's.
 	Links Links
-	// SLO are the targets of requests that name none.
-	SLO SLO
+	// SLO are the targets of requests that name none, MissMs is what a predicted miss of
+	// a target costs.
+	SLO    SLO
+	MissMs float64
 	// AdapterMs is the time a worker needs to load a LoRA adapter; one that is being
 	// loaded has half of it left on average.
 	AdapterMs float64
@@ -210,6 +212,8 @@ type Cost struct {
 	Decode   float64 `json:"decode"`
 	// Adjust is what the request's adjustments add or, below 0, take off.
 	Adjust float64 `json:"adjust"`
+	// Miss is what it costs that a target is predicted to be missed.
+	Miss float64 `json:"miss"`
 	// Total is what is compared: the sum of the terms.
 	Total float64 `json:"total"`
 	// Carry is no part of the price: the decode steps of others that share the engine's

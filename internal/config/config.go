@@ -76,6 +76,7 @@ func (c *Config) keys() []key {
 			value("maxKV", &c.Picker.MaxKV),
 			value("sloTTFTMs", &c.Picker.SLOTTFTMs),
 			value("sloTPOTMs", &c.Picker.SLOTPOTMs),
+			value("missMs", &c.Picker.MissMs),
 			value("adapterMs", &c.Picker.AdapterMs),
 			value("hostBytesPerSecond", &c.Picker.HostBytesPerSecond),
 			value("diskBytesPerSecond", &c.Picker.DiskBytesPerSecond),
