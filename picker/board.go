@@ -44,6 +44,7 @@ type candidate struct {
 	requests float64
 	// room is what a prompt may have at most, tokens; infinite without a limit.
 	room float64
+	owed float64 // ms, see debt
 	// weight is what a prefill's time counts for: its own, and the delay to the
 	// requests that are there.
 	weight float64
@@ -136,6 +137,7 @@ const (
 	notOut exclusion = iota
 	outPrefill
 	outQueue
+	outShare
 	outKV
 	outRequests
 	outAdjust
@@ -146,7 +148,7 @@ const (
 )
 
 func (x exclusion) String() string {
-	return [...]string{"", "prefill only", "queue limit", "KV limit", "request limit", "excluded", "other model", "not ready", "relay", "not in the subset"}[x]
+	return [...]string{"", "prefill only", "queue limit", "prefill share", "KV limit", "request limit", "excluded", "other model", "not ready", "relay", "not in the subset"}[x]
 }
 
 // standing is what rules a worker out whatever the request.
@@ -207,6 +209,7 @@ func (b *board) add(e *Endpoint, f *Fleet) {
 	}
 	n.figures(e.Requests, e.Decoding, e.ContextTokens, f, &e.Timing)
 	n.reserve(e.KVTokens, e.Pledged, f)
+	n.owed = e.OwedMs
 	b.split = b.split || e.Role == kvindex.RolePrefill
 	b.join(e)
 	b.candidates, b.places = append(b.candidates, n), append(b.places, placeOf(target))

@@ -68,6 +68,7 @@ func (l *leg) place(w *worker, now time.Time) {
 	if l.uncached > 0 {
 		w.queue.push(l, w.rates(), now)
 	}
+	w.owe(l, 1, now)
 	w.touch()
 }
 
@@ -90,6 +91,9 @@ func (l *leg) lift(now time.Time) {
 		return
 	}
 	w.queue.drop(l, w.rates(), now)
+	if !l.accepted {
+		w.owe(l, -1, now)
+	}
 	w.open--
 	if l.shared {
 		w.shared--

@@ -30,7 +30,9 @@ type Config struct {
 	// MaxRequests is the most requests a worker may have to be picked; 0 = no limit.
 	MaxRequests int `yaml:"maxRequests"`
 	// MaxQueueMs is the longest queue a worker may have to be picked, in ms of its
-	// deployment (TimeScale divides it too); 0 = no limit.
+	// deployment (TimeScale divides it too); 0 = no limit. With SLOTPOTMs it also
+	// limits the prefill time that a worker is given beyond the part that leaves its
+	// decode steps so much time.
 	MaxQueueMs float64 `yaml:"maxQueueMs"`
 	// MaxKV is the share of a worker's KV cache that its requests and a new prompt may
 	// take for the worker to be picked, unless it has no requests; 0 to 1, 0 = no

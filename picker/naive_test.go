@@ -200,7 +200,7 @@ func naivePair(req *Request, f *Fleet, p, d *Endpoint) naive {
 
 func naiveOver(req *Request, f *Fleet, e *Endpoint) bool {
 	full := float64(e.Pledged+req.ISL) > f.MaxKV*float64(e.KVTokens)
-	return f.MaxKV > 0 && e.KVTokens > 0 && e.Requests > 0 && full || f.MaxRequests > 0 && e.Requests >= f.MaxRequests || f.MaxQueueMs > 0 && naiveQueueOf(f, e) > f.MaxQueueMs
+	return f.MaxQueueMs > 0 && e.OwedMs > f.MaxQueueMs || f.MaxKV > 0 && e.KVTokens > 0 && e.Requests > 0 && full || f.MaxRequests > 0 && e.Requests >= f.MaxRequests || f.MaxQueueMs > 0 && naiveQueueOf(f, e) > f.MaxQueueMs
 }
 
 func naivePick(req *Request, f *Fleet) naive {
@@ -354,7 +354,7 @@ func randomState(r *rand.Rand, table timing.Table, i int) (Fleet, Request) {
 			BlockSize: 16, Timing: d.Timing(), KVBytesPerToken: d.KVBytesPerToken,
 			QueueMs: oneOf(r, 0, 0, 10, 300, 500*r.Float64()), Requests: oneOf(r, 0, 0, 1, 5, 20),
 			ContextTokens: oneOf(r, 0, 0, 5000, 100000), Decoding: oneOf(r, 0, 1, 8), KVFree: -1,
-			KVTokens: oneOf(r, 0, 100000, 100000), Pledged: oneOf(r, 0, 20000, 49000),
+			KVTokens: oneOf(r, 0, 100000, 100000), Pledged: oneOf(r, 0, 20000, 49000), OwedMs: oneOf(r, 0, 0, 0, 500.0),
 		})
 	}
 	req := randomRequest(r, i, &f)

@@ -314,6 +314,8 @@ func (k *picking) limits(i int, c *candidate) exclusion {
 		return outRequests
 	case float64(k.req.ISL) > c.room:
 		return outKV
+	case f.MaxQueueMs > 0 && c.owed > f.MaxQueueMs:
+		return outShare
 	case f.MaxQueueMs > 0 && c.queue > f.MaxQueueMs:
 		return outQueue
 	default:

@@ -309,6 +309,7 @@ func (p *Pool) refresh(now time.Time) {
 		}
 		candidates[i].queue = l.a - l.b*ms
 	}
+	p.postShares(now)
 	p.board.level()
 }
 

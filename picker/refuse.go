@@ -49,8 +49,11 @@ func (k *picking) retryAfter() float64 {
 			continue
 		}
 		drain := k.board.candidates[i].queue
-		if k.out[i] != outQueue {
+		switch k.out[i] {
+		case outKV, outRequests:
 			drain = max(drain, fullRetryMs)
+		case outShare:
+			drain = max(drain, k.board.candidates[i].owed)
 		}
 		if after == 0 || drain < after {
 			after = drain

@@ -125,6 +125,8 @@ func parseEndpoint(t *testing.T, line string) (Endpoint, [kvindex.NumTiers]uint3
 		case "kv": // pledged/all
 			pledged, all, _ := strings.Cut(value, "/")
 			e.Pledged, e.KVTokens = atoi(pledged), atoi(all)
+		case "owes":
+			e.OwedMs = float64(atoi(value))
 		case "decoding":
 			e.Decoding = atoi(value)
 		case "context":

@@ -115,6 +115,9 @@ type Endpoint struct {
 	// tokens that its requests have there or will have: resident ones, and prompts
 	// that are not prefilled yet.
 	KVTokens, Pledged int
+	// OwedMs is the prefill time that it was given beyond the part of its time that
+	// the pool's target of the time between tokens leaves for it, ms; 0 without one.
+	OwedMs float64
 
 	// Zone, Rack and Domain say where it is, each empty if unknown ([kvindex.Hello]).
 	Zone, Rack, Domain string
@@ -158,7 +161,8 @@ type Fleet struct {
 	// MaxRequests rules out endpoints that have that many requests; 0 = no limit.
 	// A request that every candidate is ruled out for is refused as Overloaded.
 	MaxRequests int
-	// MaxQueueMs rules out endpoints whose queue is longer, likewise; 0 = no limit.
+	// MaxQueueMs rules out endpoints whose queue is longer, or who owe more, likewise;
+	// 0 = no limit.
 	MaxQueueMs float64
 	// MaxKV rules out endpoints with requests whose KV cache would be filled by more
 	// than this share with the prompt, likewise; 0 = no limit.

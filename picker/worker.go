@@ -51,6 +51,7 @@ type worker struct {
 	// shared and sharedAccepted are those of other replicas among them.
 	shared, sharedAccepted int
 	queue                  queue
+	debt                   debt
 	watch                  watch
 
 	health   health
@@ -92,7 +93,7 @@ func (w *worker) rates() rates {
 // forget empties the worker's figures at the start of a new life. The caller has lifted
 // the legs.
 func (w *worker) forget() {
-	w.load, w.others, w.queue = kvindex.Load{}, 0, queue{}
+	w.load, w.others, w.queue, w.debt = kvindex.Load{}, 0, queue{}, debt{}
 	w.watch.reset()
 	w.loaded, w.assumed = time.Time{}, assumption{}
 	w.touch()
@@ -152,7 +153,7 @@ func (w *worker) endpoint(now time.Time) Endpoint {
 		e.QueueMs = w.pool.board.candidates[w.slot].queue
 	}
 	e.EjectedMs, e.ReturnMs = msBetween(now, w.health.back), w.health.penaltyMs(&w.pool.rules, now)
-	e.KVTokens, e.Pledged = w.kvTokens(), w.pledged()
+	e.KVTokens, e.Pledged, e.OwedMs = w.kvTokens(), w.pledged(), w.owedMs(now)
 	if w.load.KVTotal > 0 {
 		e.KVFree = (int(w.load.KVTotal) - int(w.load.KVUsed)) * e.BlockSize
 	}
