@@ -140,7 +140,7 @@ func (p *Pool) deployment(name string) timing.Deployment {
 // load applies a report: first what it says of bookings, then its figures, which
 // include exactly the accepted ones.
 func (p *Pool) load(w *worker, l *kvindex.Load, now time.Time) {
-	if p.config.Learn {
+	if p.config.Learn && !w.hello.Lockstep { // whose steps take as long as other ranks'
 		p.watch(w, l, now)
 		defer p.relearn(now)
 	}

@@ -14,7 +14,8 @@ import (
 // class. A class whose workers differ by more than chance, as H100 beside H200
 // under one name, is divided into kinds: where a gap is in how fast they do what the
 // class does, or prefill, or decode. What the workers of a kind have shown is added up, and its model is
-// theirs. A worker that has shown little has the model of the largest kind.
+// theirs. A worker that has shown little joins the kind that it is nearest to, one that has
+// shown nothing the largest.
 
 const (
 	// relearnEvery is how often models are made anew, at most; with many workers less
@@ -26,6 +27,8 @@ const (
 	gap, gapDeviations = 0.06, 3
 	// shown is how sure a worker's pace must be for it to count in dividing.
 	shown = 0.05
+	// hinted is how sure it must be to be put with those that it is nearest to.
+	hinted = 0.3
 	// mostKinds bounds the kinds of a class.
 	mostKinds = 4
 	// believed is the confidence from which on a learned model replaces the prior.
@@ -102,13 +105,33 @@ func (p *Pool) relearnClass(class []*worker) {
 		kinds = divide(kinds, by)
 	}
 	slices.SortStableFunc(kinds, func(a, b []paced) int { return cmp.Compare(len(b), len(a)) })
-	kinds[0] = append(kinds[0], rest...)
+	settle(kinds, rest, mix)
 	for i, kind := range kinds {
 		members := make([]*worker, len(kind))
 		for j := range kind {
 			members[j] = kind[j].worker
 		}
 		p.post(i, members)
+	}
+}
+
+// settle puts the others where they seem to belong, or in the largest kind if nothing
+// is known of them.
+func settle(kinds [][]paced, rest []paced, by func(*paced) timing.Factor) {
+	means := make([]float64, len(kinds))
+	for i, kind := range kinds {
+		for j := range kind {
+			means[i] += by(&kind[j]).Value / float64(len(kind))
+		}
+	}
+	for i := range rest {
+		at, pace := 0, by(&rest[i])
+		for k := range means {
+			if pace.Deviation < hinted && math.Abs(means[k]-pace.Value) < math.Abs(means[at]-pace.Value) {
+				at = k
+			}
+		}
+		kinds[at] = append(kinds[at], rest[i])
 	}
 }
 

@@ -49,7 +49,7 @@ type span struct {
 	unclear bool
 	// beats are the steps that decoded since the last one that ended a prefill: all that
 	// there were unless silent, which is that nothing decoded at a time, and all of them
-	// prefilled unless alone, which is that nothing waited at a time.
+	// prefilled unless alone, which is that nothing was to be prefilled at a time.
 	beats         float64
 	alone, silent bool
 }
@@ -101,7 +101,7 @@ func (p *Pool) watch(w *worker, l *kvindex.Load, now time.Time) {
 		o.mute = tokens <= 0
 	}
 	s.faulty = s.faulty || o.mute && before.Running > 0
-	if w.hello.Role == kvindex.RoleDecode && before.Running == 0 && before.Waiting > 0 {
+	if before.Running == 0 && before.Waiting > 0 && !prefilling(before) {
 		s.faulty = true // it may have waited for KV
 	}
 	o.queued(before, l, len(prompts), now)
@@ -163,6 +163,10 @@ func (p *Pool) finished(w *worker, l *kvindex.Load) (list []finished, known bool
 	return list, known
 }
 
+// prefilling reports whether a worker had prompts to prefill. Those that are prefilled
+// elsewhere wait as well, for their KV, and have a token or none to compute.
+func prefilling(l *kvindex.Load) bool { return l.QueuedTokens > 2*uint64(l.Waiting) }
+
 // streamed is how many of the answers that ended had their first token shown.
 func streamed(done []kvindex.Sample) int {
 	n := 0
@@ -189,7 +193,7 @@ func (s *span) decoded(before, l *kvindex.Load, role kvindex.Role) (tokens float
 		}
 	}
 	running := float64(before.Running)
-	s.alone = s.alone || before.Waiting == 0
+	s.alone = s.alone || !prefilling(before)
 	s.silent = s.silent || before.Running == 0
 	switch { // an agent may count a first token a moment after it says that it came
 	case tokens < -float64(len(l.FirstToken)) || running == 0 && tokens > float64(len(l.FirstToken)):

@@ -94,8 +94,13 @@ const (
 	knownWithin             = 0.05
 	// absurd is how many times the prior's time, or that part of it, no engine takes.
 	absurd = 100.0
+	// The estimate is made anew with each of the first observations, then not as often.
+	solveAlways, solveEvery = 100, 8
 	// halfSure are the observations at which the confidence is a half, if all is well.
 	halfSure = 32.0
+	// useless is the mean relative error of an estimate that is worth nothing: the form
+	// does not describe such engines.
+	useless = 0.5
 )
 
 // NewLearner is a learner that knows the prior alone. Constants of the prior
@@ -164,7 +169,9 @@ func (l *Learner) take(x vector, over, ms, noise float64) {
 		}
 		l.sums[i] = keep*l.sums[i] + weight*x[i]*over
 	}
-	l.solve()
+	if l.samples <= solveAlways || l.samples%solveEvery == 0 {
+		l.solve()
+	}
 }
 
 // Add takes in what another learner of the same prior has observed.
@@ -254,7 +261,7 @@ func (l *Learner) Confidence() float64 {
 	if wrong > 1.1*prior+0.01 {
 		return 0
 	}
-	return l.count / (l.count + halfSure) * max(0, 1-wrong)
+	return l.count / (l.count + halfSure) * max(0, 1-wrong/useless)
 }
 
 // Error is the mean relative error of the estimate in what it was told next,

@@ -75,7 +75,7 @@ func TestLearner(t *testing.T) {
 			if got := off(l.Model(), tc.truth); got > tc.within {
 				t.Errorf("off by %.3f, want at most %.3f: %+v, want %+v", got, tc.within, l.Model(), tc.truth)
 			}
-			if c := l.Confidence(); tc.noise < 0.1 && tc.outliers == 0 && c < 0.9*l.Count()/(l.Count()+halfSure) {
+			if c := l.Confidence(); tc.noise < 0.1 && tc.outliers == 0 && c < 0.7*l.Count()/(l.Count()+halfSure) {
 				t.Errorf("confidence %.2f after %d observations", c, tc.samples)
 			}
 		})
