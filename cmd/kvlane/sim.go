@@ -25,7 +25,7 @@ func newSimCommand() *cobra.Command {
 		Args:  cobra.NoArgs,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(newSimFleetCommand(), newSimGoldenCommand(), newSimBenchCommand())
+	cmd.AddCommand(newSimFleetCommand(), newSimPrefixesCommand(), newSimGoldenCommand(), newSimBenchCommand())
 	return cmd
 }
 

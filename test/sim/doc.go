@@ -12,7 +12,11 @@
 // (test/data/dynamo-replay). Policies are compared with each other inside this
 // simulator only.
 //
-// What it leaves out: tokens (a trace has block hashes), tokenization, the
-// network between router and engines other than as a fixed lag, and clients that
-// go away.
+// A trace has block hashes and no texts. Where the texts matter, [TextPlan] makes a
+// workload of them, with bodies that clients write differently and the tokens that
+// the engine's template and tokenizer make of them; [Reading] routes it on the path
+// of production, by what agents learned.
+//
+// What it leaves out: the network between router and engines other than as a fixed
+// lag, and clients that go away.
 package sim

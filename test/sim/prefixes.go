@@ -181,6 +181,9 @@ func TextFleet(trace Trace, turns []TextTurn) (Config, error) {
 // ComparePrefixes plays a text workload of as many seeds under the production
 // picker with learned prefixes and with exact ones.
 func ComparePrefixes(ctx context.Context, plan TextPlan, seeds int) (*Prefixes, error) {
+	if seeds < 1 {
+		return nil, fmt.Errorf("%d workloads: want at least 1", seeds)
+	}
 	exact, err := Find(Ours)
 	if err != nil {
 		return nil, err

@@ -46,9 +46,30 @@ type TextTurn struct {
 	Cut    bool
 }
 
+func (p TextPlan) validate() error {
+	for _, v := range []struct {
+		name        string
+		value, most int
+	}{
+		{"systems", p.Systems, 1 << 16}, {"system tokens", p.SystemTokens, 1 << 20}, {"chats", p.Chats, 1 << 20},
+		{"turns", p.Turns, 1 << 10}, {"styles", p.Styles, TextStyles}, {"block size", p.BlockSize, 1 << 16},
+	} {
+		if v.value < 1 || v.value > v.most {
+			return fmt.Errorf("texts: %s is %d: want 1 to %d", v.name, v.value, v.most)
+		}
+	}
+	if !(p.ChatsPerSecond > 0) {
+		return fmt.Errorf("texts: %v chats a second: want more than 0", p.ChatsPerSecond)
+	}
+	return nil
+}
+
 // Make writes the workload that a seed stands for: equal plans and seeds give
 // equal texts.
 func (p TextPlan) Make(seed uint64) (Trace, []TextTurn, error) {
+	if err := p.validate(); err != nil {
+		return Trace{}, nil, err
+	}
 	tok, err := bpe.Load()
 	if err != nil {
 		return Trace{}, nil, fmt.Errorf("load tokenizer: %w", err)
