@@ -91,7 +91,7 @@ func (g *gate) enter(now time.Time, a Ask, held int64, expires time.Time) (*tick
 	req := &p.scratch.request
 	t.item = flow.Item{
 		ID: a.ID, Tenant: a.Tenant, Lane: g.router.lane(p), Priority: p.decision.Priority,
-		Arrived: now, Expires: expires, Cost: max(1, req.ISL-t.prospect.Cached), Bytes: held,
+		Arrived: now, Expires: expires, Cost: max(1, req.ISL-t.prospect.Cached), Bytes: held + p.bytes(),
 	}
 	if s := t.slackMs(); s >= 0 {
 		t.item.Deadline = now.Add(milliseconds(s))

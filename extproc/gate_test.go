@@ -5,6 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -56,6 +59,7 @@ type request struct {
 	id     string
 	grpc   extprocv3.ExternalProcessor_ProcessClient
 	cancel context.CancelFunc
+	answer chan string // the one answer, as in gated.answers
 	ended  chan struct{}
 }
 
@@ -76,7 +80,7 @@ func (g *gated) ask(id string, size int, headers ...string) *request {
 			g.t.Fatal(err)
 		}
 	}
-	r := &request{g: g, id: id, grpc: st, cancel: cancel, ended: make(chan struct{})}
+	r := &request{g: g, id: id, grpc: st, cancel: cancel, answer: make(chan string, 2), ended: make(chan struct{})}
 	go r.wait(size)
 	return r
 }
@@ -92,16 +96,21 @@ func (r *request) wait(size int) {
 		}
 		switch v := a.GetResponse().(type) {
 		case *extprocv3.ProcessingResponse_RequestHeaders:
-			r.g.answers <- r.id + " routed"
+			r.tell("routed")
 		case *extprocv3.ProcessingResponse_RequestBody:
 			piece := v.RequestBody.GetResponse().GetBodyMutation().GetStreamedResponse()
 			if body += len(piece.GetBody()); piece.GetEndOfStream() && body != size {
 				r.g.t.Errorf("%s: %d bytes of %d came back", r.id, body, size)
 			}
 		case *extprocv3.ProcessingResponse_ImmediateResponse:
-			r.g.answers <- fmt.Sprintf("%s %d %s", r.id, v.ImmediateResponse.GetStatus().GetCode(), v.ImmediateResponse.GetDetails())
+			r.tell(fmt.Sprintf("%d %s", v.ImmediateResponse.GetStatus().GetCode(), v.ImmediateResponse.GetDetails()))
 		}
 	}
+}
+
+func (r *request) tell(answer string) {
+	r.answer <- answer
+	r.g.answers <- r.id + " " + answer
 }
 
 // done ends a routed request as a worker does that has answered it.
@@ -301,4 +310,59 @@ func TestGatePanics(t *testing.T) {
 		got["flow_left_total{released}"] != 1 {
 		t.Errorf("metrics: %v", got)
 	}
+}
+
+// TestGateHistory: many clients at once, of several tenants and bands, that wait,
+// leave, or are answered as it comes: each has one answer, and nothing is left of
+// any.
+func TestGateHistory(t *testing.T) {
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	synctest.Test(t, func(t *testing.T) {
+		g := newGated(t, func(c *Config, pc *picker.Config) {
+			pc.MaxRequests = 2
+			c.MaxPriority, c.Flow.Queue.MaxRequests, c.Flow.Queue.TTL = 2, 12, 300*time.Millisecond
+		})
+		var clients sync.WaitGroup
+		var routed, shed, left atomic.Int64
+		for c := range 12 {
+			rng := rand.New(rand.NewPCG(seed, uint64(c)))
+			clients.Go(func() {
+				for i := range 25 {
+					pause := func(most int) <-chan time.Time {
+						return time.After(time.Duration(rng.IntN(most*1000)) * time.Microsecond)
+					}
+					r := g.ask(fmt.Sprintf("c%d-%d", c, i), 100+rng.IntN(50_000), HeaderTenant, fmt.Sprint(c%3), HeaderPriority, fmt.Sprint(rng.IntN(4)-1))
+					most := 0
+					select {
+					case a := <-r.answer:
+						if a == "routed" {
+							routed.Add(1)
+							<-pause(60)
+							r.done()
+							break
+						}
+						shed.Add(1)
+						<-r.ended
+						r.cancel()
+					case <-pause(500):
+						left.Add(1)
+						r.abort()
+						most = 1 // the answer that it did not wait for
+					}
+					if n := len(r.answer); n > most {
+						t.Errorf("%s has %d answers too many", r.id, n-most)
+					}
+					<-pause(40)
+				}
+			})
+		}
+		clients.Wait()
+		synctest.Wait()
+		t.Logf("%d routed, %d shed, %d left", routed.Load(), shed.Load(), left.Load())
+		if n := routed.Load() + shed.Load() + left.Load(); n != 300 || routed.Load() == 0 || shed.Load() == 0 {
+			t.Errorf("%d of 300 ended; %d routed, %d shed", n, routed.Load(), shed.Load())
+		}
+		g.end()
+	})
 }

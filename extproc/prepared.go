@@ -2,8 +2,10 @@ package extproc
 
 import (
 	"time"
+	"unsafe"
 
 	"github.com/kvlane/kvlane/internal/openai"
+	"github.com/kvlane/kvlane/kvindex"
 	"github.com/kvlane/kvlane/picker"
 )
 
@@ -29,6 +31,19 @@ func (r *Router) prepare(now time.Time, a Ask) (*prepared, *Refusal) {
 		return nil, refusal
 	}
 	return p, nil
+}
+
+// bytes is the memory that is held beside the body: token ids, and who holds the
+// prompt.
+func (p *prepared) bytes() int64 {
+	n := int64(cap(p.scratch.chain)) * int64(unsafe.Sizeof(kvindex.BlockHash(0)))
+	n += int64(cap(p.scratch.matches.list)+cap(p.scratch.matches.more)) * int64(unsafe.Sizeof(kvindex.Match{}))
+	if p.parsed != nil {
+		for _, ids := range p.parsed.TokenPrompts {
+			n += int64(cap(ids)) * int64(unsafe.Sizeof(uint32(0)))
+		}
+	}
+	return n
 }
 
 // try is Route for a request that was prepared.

@@ -260,18 +260,19 @@ func (n *naive) first(k flowKey) *waiting {
 // next is the request whose turn it is in a ring: rounds pass until somebody can
 // pay. grants says how many.
 func (n *naive) next(k ringKey) (w *waiting, grants int) {
-	var best flowKey
+	firsts := map[flowKey]*waiting{}
+	for f := range n.flows {
+		if f.priority == k.priority && f.lane == k.lane {
+			firsts[f] = n.first(f)
+		}
+	}
 	for ; w == nil; grants++ {
-		for f, a := range n.flows {
-			if f.priority != k.priority || f.lane != k.lane {
+		for f, first := range firsts {
+			if first.Cost > n.flows[f].credit+grants*n.config.Quantum {
 				continue
 			}
-			first := n.first(f)
-			if first.Cost > a.credit+grants*n.config.Quantum {
-				continue
-			}
-			if w == nil || a.ticket < n.flows[best].ticket {
-				w, best = first, f
+			if w == nil || n.flows[f].ticket < n.flows[w.flow()].ticket {
+				w = first
 			}
 		}
 	}
