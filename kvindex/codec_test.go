@@ -109,6 +109,24 @@ func newFields(r Record) map[int]bool {
 	return ends
 }
 
+// TestNeighbours: up to each point where new fields begin, a record is byte by byte
+// what the version before them writes. So an older reader finds its own record and
+// keeps the rest, and a record of an older writer has zeros for what came later.
+func TestNeighbours(t *testing.T) {
+	for _, r := range someRecords() {
+		whole := AppendRecord(nil, &r)
+		for n := range newFields(r) {
+			old, err := DecodeRecord(whole[:n])
+			if err != nil || len(old.Rest) > 0 {
+				t.Fatalf("%s, %d of %d bytes: %+v, %v", r.Kind, n, len(whole), old, err)
+			}
+			if again := AppendRecord(nil, &old); !bytes.Equal(again, whole[:n]) {
+				t.Errorf("%s, %d of %d bytes: an older writer makes %x of it, this one begins with %x", r.Kind, n, len(whole), again, whole[:n])
+			}
+		}
+	}
+}
+
 func TestDecodeRefusesDamage(t *testing.T) {
 	for _, r := range someRecords() {
 		whole := AppendRecord(nil, &r)

@@ -1,10 +1,15 @@
 package epp
 
 import (
+	"encoding/hex"
 	"errors"
 	"log/slog"
+	"os"
+	"strings"
 	"testing"
+	"time"
 
+	"github.com/kvlane/kvlane/internal/config"
 	"github.com/kvlane/kvlane/internal/timing"
 	"github.com/kvlane/kvlane/kvindex"
 	"github.com/kvlane/kvlane/picker"
@@ -47,5 +52,53 @@ func TestRegain(t *testing.T) {
 		if err := f.apply(batch); errors.Is(err, errRegain) != tc.want {
 			t.Errorf("%s: got %v, want the state anew: %t", tc.name, err, tc.want)
 		}
+	}
+}
+
+// TestReleaseBefore: a picker of today follows agents and pickers of the release
+// before, whose records are in a file as they wrote them: all is understood, and what
+// came since is absent. The other way round an old reader keeps what is new as it is:
+// TestNeighbours of kvindex.
+func TestReleaseBefore(t *testing.T) {
+	text, err := os.ReadFile("../../kvindex/testdata/release.golden")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := config.Default()
+	p, err := build(c, Options{}, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, now := p.follower, time.Now()
+	chain := []kvindex.BlockHash{101, 102, 103}
+	for line := range strings.Lines(string(text)) {
+		digits, kind, _ := strings.Cut(strings.TrimSpace(line), " ")
+		if digits == "#" {
+			continue
+		}
+		encoded, err := hex.DecodeString(digits)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := kvindex.DecodeRecord(encoded)
+		if err != nil || r.Kind.String() != kind || len(r.Rest) > 0 {
+			t.Fatalf("%s: %+v, %v", kind, r, err)
+		}
+		if r.Kind == kvindex.KindBye {
+			m := f.index.Overlap(chain, nil)
+			if len(m) != 1 || m[0].Depth != [kvindex.NumTiers]uint32{2, 3, 3, 3} {
+				t.Errorf("before the bye: %+v", m)
+			}
+			if e := f.pool.Fleet(now).Endpoints; len(e) != 1 || !e[0].Ready || e[0].Requests != 2 || e[0].KVFree != 49997*16 {
+				t.Errorf("before the bye: %+v", e)
+			}
+		}
+		f.one(&r, now)
+	}
+	if gaps, faults := f.gaps.Load(), f.fault.Load(); gaps+faults+f.fenced.Load() > 0 {
+		t.Errorf("%d gaps, %d faults, %d fenced", gaps, faults, f.fenced.Load())
+	}
+	if f.index.Stats().Blocks > 0 || len(f.pool.Fleet(now).Endpoints) > 0 || f.prefixes.Stats().Chunks != 2 {
+		t.Errorf("after the bye: %+v, %+v, %+v", f.index.Stats(), f.pool.Fleet(now).Endpoints, f.prefixes.Stats())
 	}
 }
