@@ -26,9 +26,13 @@ type watch struct {
 	// streaming are the requests that decode and whose tokens the agent counts. If that
 	// is not all that run, spans say too little.
 	streaming int
-	// mute: contexts do not grow although requests decode, so the agent does not count
-	// generated tokens.
-	mute bool
+	// mute: contexts have not grown for the time still although requests decode, so the
+	// agent does not count generated tokens.
+	mute  bool
+	still time.Duration
+	// quiet is how long nothing was prefilled and nothing waited, ran the requests that
+	// ran in it times its length.
+	quiet, ran time.Duration
 	// arrivals are the times at which those that wait came, as far as reports say, oldest
 	// first.
 	arrivals []time.Time
@@ -41,7 +45,8 @@ type span struct {
 	work timing.Work
 	// begun is false until a step ends or the engine is idle; faulty says that some of
 	// the work is not known.
-	begun, faulty bool
+	// beside says that requests decoded at a time.
+	begun, faulty, beside bool
 	// ahead are tokens that were prefilled of the next prompts when the last step ended
 	// that is known of. unclear says that the first of them came at about the
 	// beginning of that step, which so may or may not have had a part of it.
@@ -64,6 +69,10 @@ const (
 	clearly   = 1.5
 	// longStep is longer than any step.
 	longStep = 3 * time.Second
+	// Of an agent that does not count tokens, answers of at least so many are learned from,
+	// with that share of noise more, if nothing else happened but for so many ms: the time
+	// by which its first token's report may be late.
+	shortestAnswer, noiseAnswer, answerLate = 16, 0.1, 30
 	// maxArrivals bounds what is kept of those that wait.
 	maxArrivals = 4096
 	// Noise of a span: what reports are late or early by, and a share of what is
@@ -97,14 +106,12 @@ func (p *Pool) watch(w *worker, l *kvindex.Load, now time.Time) {
 	s := &o.span
 	s.faulty = s.faulty || !known
 	tokens := s.decoded(before, l, w.hello.Role)
-	if before.Running > 0 && (tokens > 0 || now.Sub(since) > longStep) {
-		o.mute = tokens <= 0
-	}
+	o.listen(before, l, tokens, now.Sub(since))
 	s.faulty = s.faulty || o.mute && before.Running > 0
 	if before.Running == 0 && before.Waiting > 0 && !prefilling(before) {
 		s.faulty = true // it may have waited for KV
 	}
-	o.queued(before, l, len(prompts), now)
+	o.queued(l, len(prompts), now)
 	o.prefilled(prompts, before, l, w.chunk, now)
 	if w.hello.Role != kvindex.RolePrefill {
 		o.streaming += len(l.FirstToken) - streamed(l.Done)
@@ -115,8 +122,49 @@ func (p *Pool) watch(w *worker, l *kvindex.Load, now time.Time) {
 	}
 }
 
+// listen finds out whether the agent counts generated tokens, and if it does not,
+// learns from whole answers.
+func (o *watch) listen(before, l *kvindex.Load, tokens float64, took time.Duration) {
+	switch {
+	case before.Running == 0 || len(l.Done) > 0: // an answer's end corrects the count
+	case tokens > 0:
+		o.still, o.mute = 0, false
+	default:
+		o.still += took
+		o.mute = o.mute || o.still > longStep
+	}
+	if before.Waiting > 0 {
+		o.quiet, o.ran = 0, 0
+	} else {
+		o.quiet, o.ran = o.quiet+took, o.ran+took*time.Duration(before.Running)
+	}
+	if o.mute {
+		for i := range l.Done {
+			o.answered(&l.Done[i])
+		}
+	}
+	if len(l.FirstToken) > 0 || l.Waiting > 0 {
+		o.quiet, o.ran = 0, 0
+	}
+}
+
+// answered learns from an answer of which only the whole is known, if nothing was
+// prefilled meanwhile. The others that ran count as if their contexts were like its own.
+func (o *watch) answered(s *kvindex.Sample) {
+	took := s.TotalMs - s.FirstTokenMs
+	quiet := float64(o.quiet) / float64(time.Millisecond)
+	if s.Aborted || !(s.FirstTokenMs > 0) || s.OutputTokens < shortestAnswer || s.PromptTokens <= 0 || !(took > 0) || quiet < took-answerLate {
+		return
+	}
+	steps := float64(s.OutputTokens) - 1
+	running := max(1, float64(o.ran)/float64(o.quiet))
+	o.learner.Observe(timing.Work{
+		Decodes: steps, Sequences: steps * running, Context: steps * running * (float64(s.PromptTokens) + steps/2),
+	}, took, noiseMs+noiseAnswer*took)
+}
+
 // queued keeps the arrivals.
-func (o *watch) queued(before, l *kvindex.Load, through int, now time.Time) {
+func (o *watch) queued(l *kvindex.Load, through int, now time.Time) {
 	o.arrivals = slices.Delete(o.arrivals, 0, min(through, len(o.arrivals)))
 	waiting := min(int(l.Waiting), maxArrivals)
 	if over := len(o.arrivals) - waiting; over > 0 {
@@ -194,7 +242,7 @@ func (s *span) decoded(before, l *kvindex.Load, role kvindex.Role) (tokens float
 	}
 	running := float64(before.Running)
 	s.alone = s.alone || !prefilling(before)
-	s.silent = s.silent || before.Running == 0
+	s.silent, s.beside = s.silent || before.Running == 0, s.beside || before.Running > 0
 	switch { // an agent may count a first token a moment after it says that it came
 	case tokens < -float64(len(l.FirstToken)) || running == 0 && tokens > float64(len(l.FirstToken)):
 		s.faulty = true
@@ -250,11 +298,14 @@ func (o *watch) stepped(l *kvindex.Load, prefilled bool, now time.Time) {
 	default:
 		return
 	}
-	if s.begun && !s.faulty {
+	if s.begun && !s.faulty && (s.work.Decodes > 0 || !s.beside) {
 		ms := float64(took) / float64(time.Millisecond)
 		s.work.Tokens += s.ahead
 		s.work.Area += s.ahead * s.ahead / 2
 		o.learner.Observe(s.work, ms, noiseMs+noiseAhead*o.learner.Prior().Prefill.B*s.ahead)
 	}
-	*s = span{from: now, begun: true, ahead: s.ahead, beats: s.beats, alone: s.alone, silent: s.silent, work: timing.Work{Tokens: -s.ahead, Area: -s.ahead * s.ahead / 2}}
+	*s = span{
+		from: now, begun: true, ahead: s.ahead, beats: s.beats, alone: s.alone, silent: s.silent,
+		work: timing.Work{Tokens: -s.ahead, Area: -s.ahead * s.ahead / 2},
+	}
 }

@@ -69,7 +69,8 @@ func drive(r *rand.Rand, p *Pool, worker int, truth timing.Model, every float64,
 			step = e.busy
 		}
 		now = max(now, min(next, due, step))
-		if e.run(now); now == next {
+		e.run(now)
+		if now == next {
 			next += every * r.ExpFloat64()
 			n++
 			e.submit(&job{
@@ -81,6 +82,41 @@ func drive(r *rand.Rand, p *Pool, worker int, truth timing.Model, every float64,
 		if now >= due {
 			report(now)
 		}
+	}
+}
+
+// TestLearnFromMuteAgents: agents that do not count generated tokens tell by whole
+// answers how long decode steps are.
+func TestLearnFromMuteAgents(t *testing.T) {
+	p := newTestPool(1)
+	w := p.workers[0]
+	truth := w.timing.Scaled(1.5)
+	r := rand.New(rand.NewPCG(1, 2))
+	now, owner := 0.0, kvindex.Owner{Worker: workerID(0)}
+	report := func(l kvindex.Load) {
+		p.Apply(&kvindex.Record{Owner: owner, Epoch: 1, Term: 1, Kind: kvindex.KindLoad, Load: &l}, epochStart().Add(duration(now)))
+	}
+	report(kvindex.Load{})
+	for range 60 {
+		now += 1000
+		prompt, output := 100+r.IntN(4000), 50+r.IntN(300)
+		s := kvindex.Sample{PromptTokens: int32(prompt), CachedTokens: 0, FirstTokenMs: truth.PrefillMs(prompt, 0, 8192)}
+		report(kvindex.Load{Waiting: 1, QueuedTokens: uint64(prompt)})
+		now += s.FirstTokenMs
+		report(kvindex.Load{Running: 1, ContextTokens: uint64(prompt), FirstToken: []kvindex.Sample{s}})
+		s.OutputTokens, s.TotalMs = int32(output), s.FirstTokenMs
+		for i := range output - 1 {
+			step := truth.DecodeMs(1, prompt+1+i)
+			s.TotalMs, now = s.TotalMs+step, now+step
+			if i%20 == 19 {
+				report(kvindex.Load{Running: 1, ContextTokens: uint64(prompt)})
+			}
+		}
+		report(kvindex.Load{Done: []kvindex.Sample{s}})
+	}
+	p.relearn(epochStart().Add(time.Hour))
+	if got := unlike(w.timing, truth); got > 0.1 {
+		t.Errorf("off by %.3f: %+v, want %+v", got, w.timing, truth)
 	}
 }
 

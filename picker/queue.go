@@ -75,10 +75,8 @@ func (q *queue) clock(r rates, ms func(time.Time) float64) clock {
 	return c
 }
 
-// queue is the predicted time until a request that arrives now would start.
-func (c *clock) queue(now float64) float64 { return max(c.least, c.known(now)) }
-
-// known is that time by what is known of the work there: the
+// known is the predicted time until a request that arrives now would start, by what is
+// known of the work there: the
 // rest of the running step (half a decode step on average), our backlog, and
 // that of the others, of which the worker does what time our own leaves.
 func (c *clock) known(now float64) float64 {
