@@ -18,13 +18,22 @@ const (
 	minAside   = 256
 )
 
-// The bits of an entry's flags below known and before are the tiers with a copy.
+// The bits of an entry's flags: the lowest are the tiers with a copy, those of root the
+// number of a common parent, 0 for none of them.
 const (
 	// known: the place is in use.
 	known = 1 << 7
 	// before: the entry at the place before holds the parent.
 	before = 1 << 6
-	inTier = before - 1
+	inTier = 1<<kvindex.NumTiers - 1
+	root   = before - 1 - inTier
+)
+
+// numRoots parents have numbers: as a rule the roots of the prompts of the base model
+// and of its busiest adapters.
+const (
+	rootBit  = kvindex.NumTiers
+	numRoots = root >> rootBit
 )
 
 // none is no place.
@@ -55,7 +64,8 @@ type copyOf struct {
 // places allow, and an index of them.
 //
 // Invariant: an entry with the flag before has the block at the place before it as
-// its parent; parents has those of the others, but for 0, which is none.
+// its parent, one with a root's number that root; parents has those of the others,
+// but for 0, which is none.
 type names[K name] struct {
 	chunks []chunk[K]
 	used   uint32 // places ever in use
@@ -70,6 +80,7 @@ type names[K name] struct {
 	segments []segment
 	stray    []uint32 // places that found no room in the index
 
+	roots   [numRoots]kvindex.BlockHash
 	parents map[uint32]kvindex.BlockHash
 	settled int // parents after the last compact
 	held    [kvindex.NumTiers]int
@@ -89,8 +100,12 @@ func (n *names[K]) flag(p uint32) *uint8 { return &n.chunks[p/chunkEntries].flag
 
 // parent is the block before the one at a place, 0 if there is none.
 func (n *names[K]) parent(p uint32) kvindex.BlockHash {
-	if *n.flag(p)&before != 0 {
+	f := *n.flag(p)
+	if f&before != 0 {
 		return kvindex.BlockHash(*n.block(p - 1))
+	}
+	if f&root != 0 {
+		return n.roots[f&root>>rootBit-1]
 	}
 	return n.parents[p]
 }
@@ -99,7 +114,7 @@ func (n *names[K]) setParent(p uint32, parent kvindex.BlockHash) {
 	if parent == 0 || n.parent(p) == parent {
 		return
 	}
-	*n.flag(p) &^= before
+	*n.flag(p) &^= before | root
 	delete(n.parents, p)
 	if p > 0 && *n.flag(p - 1) != 0 && *n.block(p - 1) == uint64(parent) {
 		*n.flag(p) |= before
@@ -108,7 +123,18 @@ func (n *names[K]) setParent(p uint32, parent kvindex.BlockHash) {
 	n.setAside(p, parent)
 }
 
+// setAside notes a parent that is not at the place before: one of the roots, of which
+// the first ones are the first such parents, or one in the map.
 func (n *names[K]) setAside(p uint32, parent kvindex.BlockHash) {
+	for i := range n.roots {
+		if n.roots[i] == 0 {
+			n.roots[i] = parent
+		}
+		if n.roots[i] == parent {
+			*n.flag(p) |= uint8(i+1) << rootBit
+			return
+		}
+	}
 	if n.parents == nil {
 		n.parents = make(map[uint32]kvindex.BlockHash)
 	}
@@ -205,11 +231,12 @@ func (n *names[K]) compact() {
 	old := *n
 	n.chunks, n.used, n.live = make([]chunk[K], 0, (old.live+chunkEntries-1)/chunkEntries), 0, 0
 	n.parents, n.segments, n.stray, n.last = nil, nil, nil, none
+	n.roots = old.commonest()
 	n.more = make(map[copyOf]uint32, len(old.more))
 	for from := range old.chained() {
 		p := n.take()
 		n.live++
-		*n.flag(p), *n.block(p) = *old.flag(from)&^before, *old.block(from)
+		*n.flag(p), *n.block(p) = *old.flag(from)&^(before|root), *old.block(from)
 		n.chunks[p/chunkEntries].keys[p%chunkEntries] = old.key(from)
 		n.setParent(p, old.parent(from))
 		if len(old.more) == 0 {
@@ -223,6 +250,29 @@ func (n *names[K]) compact() {
 	}
 	n.settled = len(n.parents)
 	n.reindex()
+}
+
+// commonest are the parents that are not at the place before which the most blocks
+// have.
+func (n *names[K]) commonest() (most [numRoots]kvindex.BlockHash) {
+	counts := make(map[kvindex.BlockHash]int, len(n.parents)+numRoots)
+	for _, parent := range n.parents {
+		counts[parent]++
+	}
+	for p := range n.used {
+		if f := *n.flag(p); f&root != 0 {
+			counts[n.roots[f&root>>rootBit-1]]++
+		}
+	}
+	for i := range most {
+		for parent, count := range counts {
+			if best := counts[most[i]]; count > best || count == best && parent > most[i] {
+				most[i] = parent
+			}
+		}
+		delete(counts, most[i])
+	}
+	return most
 }
 
 // chained yields every place in use once, prompt by prompt where it can.
