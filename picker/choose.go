@@ -38,7 +38,7 @@ func (k *picking) choose() {
 		total := 0.0
 		c.paired, total = k.bestPair()
 		c.from, _, _ = k.partner(c.paired)
-		if total+k.fleet.Transfer.SetupMs < k.totals[c.local] {
+		if total+k.fleet.Transfer.SetupMs < k.totals[c.local]+k.miss(c.local) {
 			c.target, c.remote = c.paired, true
 		}
 	}
@@ -128,6 +128,7 @@ func (l *leaders) first() int {
 // lead lets target i into the leaders if it is good enough.
 func (k *picking) lead(i int, total float64) {
 	l := &k.leaders
+	total += k.miss(i)
 	in := leader{best{at: i, value: total, tie: tie(k.board.candidates[i].key, k.seed)}, k.board.site(i)}
 	at, end := 0, l.n // its place, and that of who has to go
 	for at < l.n && l.list[at].before(&in.best) {
@@ -184,7 +185,7 @@ func (k *picking) nextAddress() int {
 	b := noBest()
 	for i, total := range k.totals {
 		if total <= b.value && k.out[i] == notOut && !k.named(k.board.places[i].address) {
-			b.offer(total, i, k.board.candidates[i].key, k.seed)
+			b.offer(total+k.miss(i), i, k.board.candidates[i].key, k.seed)
 		}
 	}
 	return b.at

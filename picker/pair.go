@@ -110,11 +110,7 @@ func (k *picking) transfer(d int, l link) float64 {
 // then counts.
 func (k *picking) pair(leg float64, l link, d int) float64 {
 	c := &k.board.candidates[d]
-	at := leg + k.transfer(d, l)
-	if c.queue > at {
-		at = c.queue
-	}
-	return at + k.after(d)
+	return max(leg+k.transfer(d, l), c.queue) + k.after(d)
 }
 
 // after is what comes after the transfer to d and the queue there.
@@ -188,8 +184,11 @@ func (k *picking) bestPair() (int, float64) {
 		if leg+after > b.value || c.queue+after > b.value {
 			continue
 		}
-		p, leg, l := k.partner(i)
-		total := k.pair(leg, l, i)
+		p, leg, l := k.links.all.at, leg, k.links.one
+		if k.links.many {
+			p, leg, l = k.partner(i)
+		}
+		total := max(leg+k.transfer(i, l), c.queue) + after
 		if slo {
 			total += k.missPair(p, l, i)
 		}

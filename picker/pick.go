@@ -64,11 +64,9 @@ type picking struct {
 	rates    []rate  // of each class
 	offers   []offer // of each menu
 	out      []exclusion
-	// totals are the prices as they are compared, infinite for those that are no
-	// targets; missed is 1 for those that are predicted to miss a target of the request,
-	// if it has any.
+	// totals are the prices alone but for what a predicted miss costs, which few have to
+	// be asked for; infinite for those that are no targets.
 	totals  []float64
-	missed  []uint8
 	leaders leaders
 	slo     SLO
 	links   links
@@ -140,7 +138,7 @@ func (k *picking) begin(req *Request, fleet *Fleet, turn uint64) {
 	n := len(k.board.candidates)
 	if len(k.totals) != n {
 		k.totals, k.cached, k.out, k.extra = make([]float64, n), make([]int32, n), make([]exclusion, n), make([]float64, n)
-		k.loads, k.computes, k.missed = make([]float64, n), make([]float64, n), make([]uint8, n)
+		k.loads, k.computes = make([]float64, n), make([]float64, n)
 		k.credited, k.adjusted = make([]int32, 0, n), make([]int32, 0, n)
 	}
 	if req.HasSubset {
@@ -237,9 +235,7 @@ func (k *picking) price(limit exclusion) {
 	cached, outs, totals := k.cached[:len(candidates)], k.out[:len(candidates)], k.totals[:len(candidates)]
 	extra := k.extra[:len(candidates)]
 	computes := k.computes[:len(candidates)]
-	loads, missed := k.loads[:len(candidates)], k.missed[:len(candidates)]
-	slo, bar := k.slo != (SLO{}), math.Inf(1)
-	ttft, tpot := k.slo.TTFTMs, k.slo.TPOTMs
+	bar := math.Inf(1)
 	strict := k.req.HasSubset || k.fleet.MaxRequests > 0 || k.fleet.MaxQueueMs > 0 || k.fleet.MaxKV > 0
 	for i := range candidates {
 		c := &candidates[i]
@@ -269,18 +265,7 @@ func (k *picking) price(limit exclusion) {
 			}
 			continue
 		}
-		decode := c.decode + rate.decode
-		total += decode
-		if slo {
-			steps := rate.steps
-			if steps > 1 {
-				steps = k.steps(i)
-			}
-			first := c.queue + compute + steps*c.step(rate) + offer.adapter + loads[i]
-			miss := over(first, ttft) | over(decode, tpot)
-			total += k.fleet.MissMs * float64(miss)
-			missed[i] = miss
-		}
+		total += c.decode + rate.decode
 		outs[i], totals[i] = notOut, total
 		if total < bar || total == bar && tie(c.key, k.seed) < k.leaders.bar.tie {
 			k.lead(i, total)
@@ -291,14 +276,6 @@ func (k *picking) price(limit exclusion) {
 		}
 	}
 	k.choice.local, k.choice.prefill, k.links.all = k.leaders.first(), prefill.at, prefill
-}
-
-// over is 1 if the value is above the limit, else 0, without a branch.
-func over(value, limit float64) (n uint8) {
-	if value > limit {
-		n = 1
-	}
-	return n
 }
 
 // limits is what the request's subset and adjustments and the fleet's limits rule

@@ -121,7 +121,8 @@ func (k *picking) listAlone(dst []Cost, i int) []Cost {
 	k.terms(c, i)
 	c.Total = k.leg(i)
 	if out == notOut {
-		c.Decode, c.Miss, c.Total = at.decode+k.rates[at.class].decode, k.miss(i), k.totals[i]
+		c.Decode, c.Miss = at.decode+k.rates[at.class].decode, k.miss(i)
+		c.Total = k.totals[i] + c.Miss
 	}
 	return dst
 }

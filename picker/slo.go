@@ -23,14 +23,26 @@ func (k *picking) miss(i int) float64 {
 	if k.slo == (SLO{}) {
 		return 0
 	}
-	return k.fleet.MissMs * float64(k.missed[i])
+	c := &k.board.candidates[i]
+	rate := &k.rates[c.class]
+	first := c.queue + k.compute(i) + k.steps(i)*c.step(rate) + k.offers[c.menu].adapter + k.loads[i]
+	return k.missing(first, c.decode+rate.decode)
 }
 
 // missPair is the same of decoding on d after a prefill on p that far away.
 func (k *picking) missPair(p int, far link, d int) float64 {
+	if k.slo == (SLO{}) {
+		return 0
+	}
 	c := &k.board.candidates[d]
 	first := max(k.prefilled(p)+k.transfer(d, far), c.queue) + k.takeOver(c) + k.offers[c.menu].adapter + k.loads[d]
-	if k.slo != (SLO{}) && (first > k.slo.TTFTMs || c.decode+k.rates[c.class].decode > k.slo.TPOTMs) {
+	return k.missing(first, c.decode+k.rates[c.class].decode)
+}
+
+// missing is what it costs if a request that has targets misses one with a first token
+// after first and a later one every decode.
+func (k *picking) missing(first, decode float64) float64 {
+	if first > k.slo.TTFTMs || decode > k.slo.TPOTMs {
 		return k.fleet.MissMs
 	}
 	return 0
@@ -47,11 +59,11 @@ func (k *picking) prefilled(p int) float64 {
 // over as it is predicted to miss a target of the request.
 func (k *picking) spoiled() bool {
 	c := k.choice.target
-	if k.slo == (SLO{}) || k.missed[c] > 0 {
+	if k.slo == (SLO{}) || k.miss(c) > 0 {
 		return false
 	}
-	for i, total := range k.totals {
-		if k.out[i] == notOut && total-k.fleet.MissMs*float64(k.missed[i]) < k.totals[c] {
+	for _, total := range k.totals {
+		if total < k.totals[c] {
 			return true
 		}
 	}

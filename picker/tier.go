@@ -38,8 +38,8 @@ func (k *picking) credit() {
 func (k *picking) bring(i int, m *kvindex.Match, held int) int {
 	c := &k.board.candidates[i]
 	class, rate := &k.board.classes[c.class], &k.rates[c.class]
-	best, load, paid := held, 0.0, 0.0
-	least := k.prefill(rate, class, held) * c.weight
+	p := &class.timing.Prefill
+	best, load, paid, least := held, 0.0, 0.0, -1.0
 	for tier, at := kvindex.Host, held; tier < kvindex.NumTiers; tier++ {
 		to := min(int(m.Depth[tier])*class.blockSize, rate.most)
 		if to <= at {
@@ -49,6 +49,13 @@ func (k *picking) bring(i int, m *kvindex.Match, held int) int {
 			break
 		}
 		load += float64(to-at) * class.loads[tier]
+		if best == at && rate.steps == 1 && class.loads[tier] <= (p.B+p.G*float64(at))*c.weight {
+			at, best, paid, least = to, to, load, -1 // even its first token is dearer to compute
+			continue
+		}
+		if least < 0 {
+			least = paid + k.prefill(rate, class, best)*c.weight
+		}
 		at = to
 		if total := load + k.prefill(rate, class, to)*c.weight; total < least {
 			best, least, paid = to, total, load
