@@ -8,8 +8,10 @@ import (
 )
 
 // Failed says that an address answered a request with a status that speaks against
-// it, Answered that it answered one whole and well.
-func (r *Router) Failed(now time.Time, id, address string)   { r.pool.Failed(id, address, now) }
+// it.
+func (r *Router) Failed(now time.Time, id, address string) { r.pool.Failed(id, address, now) }
+
+// Answered says that an address answered a request whole and well.
 func (r *Router) Answered(now time.Time, id, address string) { r.pool.Answered(id, address, now) }
 
 // judge notes what an answer's status says of the worker: statuses of the client's

@@ -92,7 +92,8 @@ func TestScorerLimits(t *testing.T) {
 	w.worker("w2", hello("192.0.2.11:8000"))
 	asked, all := 0, false
 	scored(t, w, func(_ *scoring.Request, c []scoring.Candidate) ([]picker.Adjust, error) {
-		if asked++; !all {
+		asked++
+		if !all {
 			return nil, errors.New("no idea")
 		}
 		var out []picker.Adjust

@@ -316,7 +316,7 @@ func TestEjectionLeavesEnough(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	table, ejections, resorted := timing.Known(), uint64(0), uint64(0)
-	for history := range uint64(100) {
+	for history := range uint64(60) {
 		c := newCrowd(rand.New(rand.NewPCG(seed, history)), table)
 		c.pool.config.EjectShare = oneOf(c.r, 0, 0.3, 0.5, 1)
 		c.pool.rules.after = 1 + c.r.IntN(3)

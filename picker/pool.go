@@ -170,7 +170,8 @@ func (p *Pool) decide(req *Request, now time.Time) {
 // adjust is the request with what the pool adds to the prices: its session, the
 // workers that failed. The caller's request stays as it is.
 func (p *Pool) adjust(req *Request, lastResort bool, now time.Time) *Request {
-	list := append(p.adjusted.Adjust[:0], req.Adjust...)
+	list := p.adjusted.Adjust[:0]
+	list = append(list, req.Adjust...)
 	if req.Session != "" {
 		if w, rank, ok := p.sessions.find(keyOf(req), now); ok {
 			list = append(list, Adjust{Worker: w, Rank: rank, Ms: -p.config.SessionMs / p.config.TimeScale})

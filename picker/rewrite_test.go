@@ -49,7 +49,7 @@ func parseRules(t *testing.T, text string) []Rewrite {
 	for line := range strings.SplitSeq(strings.TrimSpace(text), "\n") {
 		model, targets, _ := strings.Cut(line, ":")
 		rule := Rewrite{Model: strings.TrimPrefix(model, "*")}
-		for _, word := range strings.Fields(targets) {
+		for word := range strings.FieldsSeq(targets) {
 			name, weight, _ := strings.Cut(word, "=")
 			n, err := strconv.Atoi(weight)
 			if err != nil {

@@ -84,7 +84,8 @@ func (p *Pool) Stats(now time.Time) PoolStats {
 		Picked: p.counts.picked, Refused: p.counts.refused, Expired: p.counts.expired,
 		UnknownCloses: p.counts.unknownCloses, Replaced: p.counts.replaced, Fenced: p.counts.fenced,
 		Announced: p.counts.announced, Unsent: p.counts.unsent,
-		Sessions: p.sessions.live(now), Ejections: p.counts.ejections, Kept: p.counts.kept, Resorted: p.counts.resorted, Failures: p.counts.blamed, HandOffs: p.counts.handOffs,
+		Sessions: p.sessions.live(now), Ejections: p.counts.ejections, Kept: p.counts.kept, Resorted: p.counts.resorted,
+		Failures: p.counts.blamed, HandOffs: p.counts.handOffs,
 		Heard: p.counts.heard, Late: p.counts.late, Clashes: p.counts.clashes, Overflow: p.counts.overflow, Lapsed: p.counts.lapsed,
 	}
 	s.Classes = slices.Clone(p.learned)

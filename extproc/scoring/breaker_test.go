@@ -62,7 +62,8 @@ func TestBreakerHistories(t *testing.T) {
 				row, pauses = 0, 0
 				continue
 			}
-			if row++; row >= breakAfter {
+			row++
+			if row >= breakAfter {
 				closedFrom = now.Add(min(firstBreak<<min(pauses, 10), longBreak))
 				pauses++
 			}

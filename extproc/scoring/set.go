@@ -131,12 +131,10 @@ func (s *Set) begin(m *member, r *Request, candidates []Candidate) *call {
 	c := &call{member: m, began: s.clock(), answer: make(chan answer, 1)}
 	c.ctx, c.cancel = context.WithTimeout(s.ctx, m.Deadline)
 	own := m.own(r)
-	s.calls.Add(1)
-	go func() {
-		defer s.calls.Done()
+	s.calls.Go(func() {
 		defer func() { <-m.slots }()
 		c.answer <- m.ask(c.ctx, own, candidates)
-	}()
+	})
 	return c
 }
 
