@@ -82,3 +82,22 @@ func TestSessionKeys(t *testing.T) {
 		t.Errorf("no session has key %v", k)
 	}
 }
+
+// A request of a known session, and the shadow of an ejected worker, cost no memory.
+func TestSessionAllocatesNothing(t *testing.T) {
+	p := busyPool(20)
+	req := &Request{ID: "r", Model: "m", ISL: 1000, Session: "s"}
+	p.Pick(req, epochStart())
+	for i := range 5 {
+		p.Failed(fmt.Sprintf("f%d", i), p.workers[3].hello.Address, epochStart())
+	}
+	if len(p.shaky) != 1 {
+		t.Fatalf("%d workers are ejected", len(p.shaky))
+	}
+	if n := testing.AllocsPerRun(100, func() { p.decide(req, epochStart()) }); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+	if n := len(p.picking.req.Adjust); n != 2 {
+		t.Errorf("%d adjustments", n)
+	}
+}
