@@ -179,7 +179,9 @@ func (p *Pool) accept(w *worker, id string, now time.Time) (*booking, *leg) {
 			return b, l
 		}
 		if l == &b.decode {
-			p.passedOver(b, now)
+			if l.on != nil && l.on.id != w.id { // which of its ranks has it is an engine's own affair
+				p.passedOver(b, now)
+			}
 			p.sessions.note(b.session, w.id, w.rank, now)
 		}
 		l.move(w, b.isl, now)
