@@ -137,7 +137,7 @@ func rawByteChecks() []Check {
 				body := l.completion(5000)
 				n := fmt.Sprint(len(body))
 				t := l.play(ctx, script(post(completionsPath, "content-length", n), bodyMessage(body, true))...)
-				if err := t.routed(); err != nil {
+				if err := t.picked(); err != nil {
 					return err
 				}
 				if got := t.upstream()["content-length"]; len(got) != 1 || got[0] != n {

@@ -256,7 +256,7 @@ func (l *lab) oddSubsets(ctx context.Context, refusal []int) error {
 
 // goesTo wants a pick whose addresses are all among the allowed ones; none for any.
 func (t *trace) goesTo(allowed ...string) error {
-	if err := t.routed(); err != nil {
+	if err := t.picked(); err != nil {
 		return err
 	}
 	for _, a := range t.addresses() {

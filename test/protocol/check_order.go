@@ -61,7 +61,7 @@ func answerChecks() []Check {
 						return t.fail("pieces under 4 MiB", "one of %d bytes", n)
 					}
 				}
-				return t.routed()
+				return t.picked()
 			},
 		},
 		{
@@ -107,7 +107,7 @@ func ordered(rule func(*trace) error) func(context.Context, *lab) error {
 		if err := rule(t); err != nil {
 			return err
 		}
-		return t.routed()
+		return t.picked()
 	}
 }
 

@@ -124,7 +124,7 @@ func steered(name, rule string, headers []string) Check {
 
 // clean wants a pick after which no header holds what the client forged.
 func (t *trace) clean() error {
-	if err := t.routed(); err != nil {
+	if err := t.picked(); err != nil {
 		return err
 	}
 	for k, values := range t.upstream() {
@@ -152,7 +152,7 @@ func replaced(pairs ...string) func(context.Context, *lab) error {
 
 // safe wants no change that breaks a message or a connection.
 func (t *trace) safe() error {
-	if err := t.routed(); err != nil {
+	if err := t.picked(); err != nil {
 		return err
 	}
 	bad := func(k string) bool {

@@ -48,7 +48,7 @@ func (l *lab) open(ctx context.Context) *session {
 	}
 	var err error
 	if s.stream, err = extprocv3.NewExternalProcessorClient(l.conn).Process(ctx); err != nil {
-		s.over, s.err = true, fmt.Errorf("open the stream: %w", err)
+		s.over, s.broken, s.err = true, true, fmt.Errorf("open the stream: %w", err)
 		return s
 	}
 	s.reading.Go(s.read)
@@ -88,7 +88,7 @@ func (s *session) take() {
 		s.over = true
 		if !errors.Is(err, io.EOF) {
 			st, _ := status.FromError(err)
-			s.err = fmt.Errorf("the stream ended with gRPC status %s: %s", st.Code(), st.Message())
+			s.err, s.broken = fmt.Errorf("the stream ended with gRPC status %s: %s", st.Code(), st.Message()), true
 			s.note("<- " + s.err.Error())
 		}
 	}
@@ -155,7 +155,7 @@ func (s *session) settle(m *request) bool {
 			return s.await("answer to the request's body", func() bool { return s.requestBodies >= s.due.requestBodies })
 		}
 		if v.RequestBody.GetEndOfStream() {
-			return s.await("answer to the headers and the whole body", func() bool { return s.headers > 0 && s.requestEnds > 0 })
+			return s.awaitBody()
 		}
 	case *extprocv3.ProcessingRequest_RequestTrailers:
 		return s.await("answer to the request's trailers", func() bool { return s.trailers > 0 })
@@ -173,6 +173,19 @@ func (s *session) settle(m *request) bool {
 		return s.await("answer to the response's trailers", func() bool { return s.responseTrailers > 0 })
 	}
 	return true
+}
+
+// awaitBody waits for the headers' answer and the whole body in full-duplex mode.
+func (s *session) awaitBody() bool {
+	late := s.err == nil
+	if s.await("answer to the headers", func() bool { return s.headers > 0 }) &&
+		s.await("end of the body", func() bool { return s.requestEnds > 0 }) {
+		return true
+	}
+	if late && s.err != nil && !s.over && s.headers > 0 {
+		s.err = fmt.Errorf("%w: %d answers to the body gave %d bytes back", s.err, s.requestBodies, len(s.requestBody))
+	}
+	return false
 }
 
 // finish half-closes the stream and gathers what still comes.

@@ -5,11 +5,14 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"net"
 	"regexp"
 	"slices"
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 )
@@ -163,6 +166,7 @@ type lab struct {
 	target  Target
 	timeout time.Duration
 	seed    uint64
+	gone    string // the check in which the target ended
 	conn    *grpc.ClientConn
 	fleet   *fleet // nil without a log
 	envoy   *rig   // nil until the first check that needs it
@@ -211,6 +215,10 @@ func dial(address string, withTLS bool) (*grpc.ClientConn, error) {
 		creds = credentials.NewTLS(anyCertificate())
 	}
 	conn, err := grpc.NewClient("passthrough:///"+address, grpc.WithTransportCredentials(creds),
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff:           backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.5, MaxDelay: 500 * time.Millisecond},
+			MinConnectTimeout: time.Second,
+		}),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(64<<20), grpc.MaxCallSendMsgSize(64<<20)))
 	if err != nil {
 		return nil, fmt.Errorf("dial %s: %w", address, err)
@@ -233,9 +241,13 @@ func (l *lab) close(ctx context.Context) {
 	_ = l.conn.Close() // nothing is under way
 }
 
-// one runs a check, if the target has what it needs.
+// one runs a check, if the target is there and has what it needs.
 func (l *lab) one(ctx context.Context, c Check) Result {
 	r := Result{ID: c.ID, Rule: c.Rule, Source: c.Source}
+	if !l.connected(ctx) && l.gone != "" {
+		r.Outcome, r.Reason = NotApplicable, "the target is gone since "+l.gone
+		return r
+	}
 	for _, n := range c.needs {
 		if why := l.lacks(ctx, n); why != "" {
 			r.Outcome, r.Reason = NotApplicable, why
@@ -259,5 +271,41 @@ func (l *lab) one(ctx context.Context, c Check) Result {
 		f = &Failure{Got: err.Error()}
 	}
 	r.Failure = f
+	if !l.listens(ctx) {
+		f.Got += "; after that the target is gone"
+		l.gone = c.ID
+	}
 	return r
+}
+
+// listens reports whether somebody takes connections at the target's address.
+func (l *lab) listens(ctx context.Context) bool {
+	conn, err := (&net.Dialer{Timeout: l.timeout}).DialContext(ctx, "tcp", l.target.Address)
+	if err != nil {
+		return false
+	}
+	_ = conn.Close() // nothing was sent
+	return true
+}
+
+// connected reports whether the connection stands, after a while if the target is
+// being started again.
+func (l *lab) connected(ctx context.Context) bool {
+	if s := l.conn.GetState(); l.gone == "" && (s == connectivity.Ready || s == connectivity.Idle) {
+		return true
+	}
+	ctx, cancel := context.WithTimeout(ctx, l.timeout)
+	defer cancel()
+	l.conn.ResetConnectBackoff()
+	for s := l.conn.GetState(); s != connectivity.Ready; s = l.conn.GetState() {
+		l.conn.Connect()
+		if !l.conn.WaitForStateChange(ctx, s) {
+			return false
+		}
+	}
+	if l.fleet != nil && l.fleet.set(ctx, l.target.Endpoints) != nil {
+		return false
+	}
+	l.gone = ""
+	return true
 }

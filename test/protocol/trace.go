@@ -23,6 +23,7 @@ type trace struct {
 	requestBody, responseBody                                       []byte // put together of streamed pieces
 	immediate                                                       *extprocv3.ImmediateResponse
 	err                                                             error // how the stream ended, if not as it should
+	broken                                                          bool  // err is a gRPC error
 	over                                                            bool  // the server has ended it
 	endless                                                         bool  // it did not, after the half-close
 }
@@ -88,19 +89,28 @@ func (t *trace) sound(want string) error {
 	return nil
 }
 
-// routed wants a sound stream with a destination and no HTTP answer.
-func (t *trace) routed() error {
-	const want = "a pick: an answer to the headers with a destination"
-	if err := t.sound(want); err != nil {
-		return err
-	}
-	if t.immediate != nil {
-		return t.fail(want, "HTTP status %d", t.status())
-	}
-	if t.destination() == "" {
-		return t.fail(want, "no %s", destinationKey)
+const wantPick = "a pick: an answer to the headers with a destination"
+
+// picked wants a destination and no HTTP answer; what else should have come is
+// another check's matter.
+func (t *trace) picked() error {
+	switch {
+	case t.immediate != nil:
+		return t.fail(wantPick, "HTTP status %d", t.status())
+	case t.broken || t.err != nil && t.destination() == "":
+		return t.fail(wantPick, "%v", t.err)
+	case t.destination() == "":
+		return t.fail(wantPick, "no %s", destinationKey)
 	}
 	return nil
+}
+
+// routed wants a pick on a stream on which all came that should.
+func (t *trace) routed() error {
+	if err := t.picked(); err != nil {
+		return err
+	}
+	return t.sound(wantPick + ", and to all that follows")
 }
 
 // echoed wants a routed request whose body came back as it was, ended once.
