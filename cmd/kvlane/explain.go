@@ -91,7 +91,11 @@ func printPlan(out io.Writer, v epp.PlanView) error {
 	if v.Exact {
 		exact = "exact"
 	}
-	fmt.Fprintf(out, "request  %s  %s  model %s\n", v.Request, v.Path, v.Model)
+	model := v.Model
+	if v.ModelRewrite != "" {
+		model += ", sent on as " + v.ModelRewrite
+	}
+	fmt.Fprintf(out, "request  %s  %s  model %s\n", v.Request, v.Path, model)
 	fmt.Fprintf(out, "prompt   %d tokens (%s), %d known, %d cached where it goes\n", v.ISL, exact, v.KnownTokens, v.Cached)
 	switch {
 	case v.Refusal != "":
