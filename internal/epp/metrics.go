@@ -77,8 +77,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		float64(pool.Clashes+pool.Overflow))
 	send(counter, "replicas_lapsed_total", "Bookings of other replicas that nobody closed or announced again.", float64(pool.Lapsed))
 
-	send(gauge, "pool_workers_unreported", "Ready workers whose load is not known; the mean of the others is assumed there.", float64(pool.Unreported))
-	collectTiming(ch, pool.Classes)
+	collectTiming(ch, &pool)
 
 	log := c.log()
 	connected := 0.0
@@ -111,11 +110,15 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// collectTiming sends the step times in use. Its labels are known deployments, roles,
+// collectTiming sends what predictions rest on: how many workers' load is not known, and
+// the step times in use. Its labels are known deployments, roles,
 // and a few kinds.
-func collectTiming(ch chan<- prometheus.Metric, classes []picker.ClassStats) {
-	for i := range classes {
-		c := &classes[i]
+func collectTiming(ch chan<- prometheus.Metric, pool *picker.PoolStats) {
+	const unreported = "Ready workers whose load is not known; the mean of the others is assumed there."
+	ch <- prometheus.MustNewConstMetric(
+		prometheus.NewDesc("kvlane_pool_workers_unreported", unreported, nil, nil), prometheus.GaugeValue, float64(pool.Unreported))
+	for i := range pool.Classes {
+		c := &pool.Classes[i]
 		labels := []string{c.Deployment, c.Role.String(), strconv.Itoa(c.Kind)}
 		send := func(name, help string, v float64, more ...string) {
 			names := []string{"deployment", "role", "kind"}

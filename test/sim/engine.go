@@ -28,6 +28,7 @@ type call struct {
 	started bool // it has its first token
 	done    bool
 	tokens  int
+	earlier int           // of these, on workers that died
 	cached  int           // tokens that needed no prefill at its first admission
 	first   time.Duration // token, or refusal
 	last    time.Duration
@@ -117,7 +118,7 @@ func (f *Fleet) newEngine(i int) (*engine, error) {
 // accept takes over a request that was routed here: the engine's, or until the
 // prefill leg is done only the agent's.
 func (e *engine) accept(c *call) error {
-	c.worker = e.index
+	c.worker, c.earlier = e.index, c.tokens
 	e.calls[c.ID] = c
 	e.load.Waiting++
 	e.load.Accepted = append(e.load.Accepted, c.ID)
@@ -303,9 +304,9 @@ func (e *engine) first(c *call, t *core.Token, now time.Duration) {
 func (e *engine) finish(c *call, now time.Duration) {
 	delete(e.calls, c.ID)
 	e.load.Running--
-	e.load.ContextTokens -= uint64(c.ISL + c.tokens)
+	e.load.ContextTokens -= uint64(c.ISL + c.tokens - c.earlier)
 	e.load.Done = append(e.load.Done, kvindex.Sample{
-		Booking: c.ID, PromptTokens: int32(c.ISL), CachedTokens: int32(c.cached), OutputTokens: int32(c.tokens),
+		Booking: c.ID, PromptTokens: int32(c.ISL), CachedTokens: int32(c.cached), OutputTokens: int32(c.tokens - c.earlier),
 		FirstTokenMs: ms(c.first - c.arrived), TotalMs: ms(now - c.arrived),
 	})
 	e.changed = true

@@ -198,7 +198,7 @@ func newFleet(cfg Config) (*Fleet, error) {
 		f.routers = append(f.routers, f.newRouter(i))
 	}
 	for _, e := range f.engines {
-		f.deliver([]kvindex.Record{e.hello()})
+		f.introduce(e)
 	}
 	// The picker breaks ties by the request's name.
 	prefix := "r" + strconv.FormatUint(cfg.Seed, 10) + "-"
@@ -217,6 +217,14 @@ func newFleet(cfg Config) (*Fleet, error) {
 		f.agenda.add(event{at: c.At, class: classChange, do: func() { f.change(c) }})
 	}
 	return f, nil
+}
+
+// introduce has a worker say who it is and what it has to do, as agents do when they
+// start.
+func (f *Fleet) introduce(e *engine) {
+	f.deliver([]kvindex.Record{e.hello()})
+	e.changed = true
+	e.report()
 }
 
 // arrival puts the i-th request and after it the next one on the agenda: few
@@ -389,5 +397,5 @@ func (f *Fleet) revive(e *engine) {
 	for _, r := range f.routers {
 		r.down[e.index] = false
 	}
-	f.deliver([]kvindex.Record{e.hello()})
+	f.introduce(e)
 }
