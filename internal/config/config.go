@@ -62,108 +62,6 @@ func Default() Config {
 	}
 }
 
-// keys are the names of the file. A test compares them with the struct's tags.
-func (c *Config) keys() []key {
-	return []key{
-		section("picker",
-			value("policy", &c.Picker.Policy),
-			value("alpha", &c.Picker.Alpha),
-			value("maxDelay", &c.Picker.MaxDelay),
-			value("chunkTokens", &c.Picker.ChunkTokens),
-			value("fallbacks", &c.Picker.Fallbacks),
-			value("maxRequests", &c.Picker.MaxRequests),
-			value("maxQueueMs", &c.Picker.MaxQueueMs),
-			value("maxKV", &c.Picker.MaxKV),
-			value("sloTTFTMs", &c.Picker.SLOTTFTMs),
-			value("sloTPOTMs", &c.Picker.SLOTPOTMs),
-			value("missMs", &c.Picker.MissMs),
-			value("adapterMs", &c.Picker.AdapterMs),
-			value("hostBytesPerSecond", &c.Picker.HostBytesPerSecond),
-			value("diskBytesPerSecond", &c.Picker.DiskBytesPerSecond),
-			value("externalBytesPerSecond", &c.Picker.ExternalBytesPerSecond),
-			value("domainBandwidth", &c.Picker.DomainBandwidth),
-			value("rackBandwidth", &c.Picker.RackBandwidth),
-			value("farBandwidth", &c.Picker.FarBandwidth),
-			value("learn", &c.Picker.Learn),
-			value("timeScale", &c.Picker.TimeScale),
-			value("defaultDeployment", &c.Picker.DefaultDeployment),
-			value("defaultLease", &c.Picker.DefaultLease),
-			value("leaseGrace", &c.Picker.LeaseGrace),
-			value("bookingLease", &c.Picker.BookingLease),
-			value("replicaLease", &c.Picker.ReplicaLease),
-			value("sessionMs", &c.Picker.SessionMs),
-			value("sessionTTL", &c.Picker.SessionTTL),
-			value("maxSessions", &c.Picker.MaxSessions),
-			value("ejectAfter", &c.Picker.EjectAfter),
-			value("ejectRate", &c.Picker.EjectRate),
-			value("ejectTime", &c.Picker.EjectTime),
-			value("maxEjectTime", &c.Picker.MaxEjectTime),
-			value("ejectShare", &c.Picker.EjectShare),
-			value("returnMs", &c.Picker.ReturnMs),
-			value("returnTime", &c.Picker.ReturnTime),
-			value("replica", &c.Picker.Replica),
-		),
-		section("extproc",
-			value("maxBodyBytes", &c.ExtProc.MaxBodyBytes),
-			value("maxBufferedBytes", &c.ExtProc.MaxBufferedBytes),
-			value("maxStreams", &c.ExtProc.MaxStreams),
-			value("bodyIdleTimeout", &c.ExtProc.BodyIdleTimeout),
-			value("bodyTimeout", &c.ExtProc.BodyTimeout),
-			value("allowPolicyHeader", &c.ExtProc.AllowPolicyHeader),
-			value("clearRouteCache", &c.ExtProc.ClearRouteCache),
-			value("overloaded529", &c.ExtProc.Overloaded529),
-			value("leaveStreaming", &c.ExtProc.LeaveStreaming),
-			value("clientHints", &c.ExtProc.ClientHints),
-			value("minPriority", &c.ExtProc.MinPriority),
-			value("maxPriority", &c.ExtProc.MaxPriority),
-			value("objectives", &c.ExtProc.Objectives),
-			value("enginePriority", &c.ExtProc.EnginePriority),
-			section("flow",
-				value("enabled", &c.ExtProc.Flow.Enabled),
-				section("queue",
-					value("maxRequests", &c.ExtProc.Flow.Queue.MaxRequests),
-					value("maxBytes", &c.ExtProc.Flow.Queue.MaxBytes),
-					value("bandRequests", &c.ExtProc.Flow.Queue.BandRequests),
-					value("bandBytes", &c.ExtProc.Flow.Queue.BandBytes),
-					value("quantum", &c.ExtProc.Flow.Queue.Quantum),
-					value("maxTenants", &c.ExtProc.Flow.Queue.MaxTenants),
-					value("ttl", &c.ExtProc.Flow.Queue.TTL),
-					value("shedHopeless", &c.ExtProc.Flow.Queue.ShedHopeless),
-				),
-				value("bufferedWait", &c.ExtProc.Flow.BufferedWait),
-				value("drainTimeout", &c.ExtProc.Flow.DrainTimeout),
-				value("tenantLabels", &c.ExtProc.Flow.TenantLabels),
-			),
-			value("plans", &c.ExtProc.Plans),
-		),
-		section("index",
-			value("maxBytes", &c.Index.MaxBytes),
-			value("prefixMapBytes", &c.Index.PrefixMapBytes),
-		),
-		section("log",
-			value("level", &c.Log.Level),
-			value("format", &c.Log.Format),
-			value("redis", &c.Log.Redis),
-			value("pool", &c.Log.Pool),
-		),
-		sections("rewrites", &c.Rewrites, picker.Rewrite{}, func(r *picker.Rewrite) []key {
-			return []key{
-				value("model", &r.Model),
-				sections("targets", &r.Targets, picker.RewriteTarget{Weight: 1}, func(t *picker.RewriteTarget) []key {
-					return []key{value("model", &t.Model), value("weight", &t.Weight)}
-				}),
-			}
-		}),
-		sections("scorers", &c.Scorers, scoring.Config{Deadline: scoring.DefaultDeadline}, func(s *scoring.Config) []key {
-			return []key{
-				value("name", &s.Name), value("address", &s.Address), value("deadline", &s.Deadline),
-				texts("headers", &s.Headers), value("tls", &s.TLS),
-			}
-		}),
-		value("pprof", &c.Pprof),
-	}
-}
-
 // Load reads a file over the defaults. An error lists every fault of the file,
 // one a line; each wraps to nothing else. An empty path is [Default].
 func Load(path string) (Config, error) {
@@ -204,7 +102,8 @@ func (c Config) faults() []error {
 	under("picker", c.Picker.Validate())
 	under("extproc", c.ExtProc.Validate())
 	if f := c.ExtProc.Flow; f.Enabled && c.Picker.MaxQueueMs == 0 && c.Picker.MaxRequests == 0 && c.Picker.MaxKV == 0 {
-		faults = append(faults, errors.New("extproc.flow.enabled: nothing says when a worker has no room; set picker.maxQueueMs, picker.maxRequests or picker.maxKV"))
+		faults = append(faults, errors.New("extproc.flow.enabled: nothing says when a worker has no room; "+
+			"set picker.maxQueueMs, picker.maxRequests or picker.maxKV"))
 	}
 	if n := c.Index.MaxBytes; n != 0 && (n < 1<<20 || n > 1<<40) {
 		faults = append(faults, fmt.Errorf("index.maxBytes: %d is not 0 or within %d to %d", n, 1<<20, 1<<40))
