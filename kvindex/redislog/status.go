@@ -143,7 +143,7 @@ func (r *reporter) looked(lag time.Duration) {
 // isReply reports whether an error came from the server, as "OOM" and "READONLY" do.
 func isReply(err error) bool {
 	var reply redis.Error
-	return errors.As(err, &reply)
+	return errors.As(err, &reply) || errors.Is(err, errFull)
 }
 
 // full reports whether the server refused a write for want of memory.
