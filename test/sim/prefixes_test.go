@@ -77,4 +77,7 @@ func TestPrefixes(t *testing.T) {
 	if hit := p.Learned.HitRate / p.Exact.HitRate; hit < 0.98 {
 		t.Errorf("hit rate x%.4f of that with exact tokens", hit)
 	}
+	if wait := p.Learned.TTFT.Mean / p.Exact.TTFT.Mean; wait > 1.03 {
+		t.Errorf("mean TTFT x%.4f of that with exact tokens", wait)
+	}
 }
