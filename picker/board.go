@@ -148,7 +148,10 @@ const (
 )
 
 func (x exclusion) String() string {
-	return [...]string{"", "prefill only", "queue limit", "prefill share", "KV limit", "request limit", "excluded", "other model", "not ready", "relay", "not in the subset"}[x]
+	return [...]string{
+		"", "prefill only", "queue limit", "prefill share", "KV limit", "request limit", "excluded", "other model", "not ready", "relay",
+		"not in the subset",
+	}[x]
 }
 
 // standing is what rules a worker out whatever the request.

@@ -35,9 +35,9 @@ func (k *picking) choose() {
 	case k.policy != PolicyKV:
 		c.paired, c.from, c.remote = c.local, c.prefill, true
 	default:
-		total := 0.0
-		c.paired, total = k.bestPair()
-		c.from, _, _ = k.partner(c.paired)
+		paired, total := k.bestPair()
+		c.paired = paired
+		c.from, _, _ = k.partner(paired)
 		if total+k.fleet.Transfer.SetupMs < k.totals[c.local]+k.miss(c.local) {
 			c.target, c.remote = c.paired, true
 		}

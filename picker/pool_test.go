@@ -2,6 +2,7 @@ package picker
 
 import (
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -434,13 +435,17 @@ func TestConfig(t *testing.T) {
 		t.Errorf("the default is not valid: %v", err)
 	}
 	bad := Config{Policy: "best", Alpha: -1, Fallbacks: -1, MaxRequests: -1, MaxQueueMs: -1, AdapterMs: -1, LeaseGrace: -1, DefaultDeployment: "x"}
+	bad.MaxDelay, bad.SLOTTFTMs, bad.SLOTPOTMs, bad.MissMs = -1, -1, math.Inf(1), math.NaN()
+	bad.HostBytesPerSecond, bad.DiskBytesPerSecond, bad.ExternalBytesPerSecond = -1, -1, -1
+	bad.DomainBandwidth, bad.FarBandwidth = math.NaN(), 2
 	err := bad.Validate()
 	if err == nil {
 		t.Fatal("want an error")
 	}
 	for _, key := range []string{
 		"policy", "alpha", "chunkTokens", "fallbacks", "maxRequests", "maxQueueMs", "adapterMs", "timeScale", "deployment",
-		"defaultLease", "leaseGrace", "bookingLease", "replicaLease",
+		"defaultLease", "leaseGrace", "bookingLease", "replicaLease", "maxDelay", "sloTTFTMs", "sloTPOTMs", "missMs",
+		"hostBytesPerSecond", "diskBytesPerSecond", "externalBytesPerSecond", "domainBandwidth", "rackBandwidth", "farBandwidth",
 	} {
 		if !strings.Contains(err.Error(), key) {
 			t.Errorf("%s is not named in: %v", key, err)

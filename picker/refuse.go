@@ -49,7 +49,7 @@ func (k *picking) retryAfter() float64 {
 			continue
 		}
 		drain := k.board.candidates[i].queue
-		switch k.out[i] {
+		switch k.out[i] { //nolint:exhaustive // k.full says which they can be
 		case outKV, outRequests:
 			drain = max(drain, fullRetryMs)
 		case outShare:

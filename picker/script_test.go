@@ -32,7 +32,7 @@ func testTable() timing.Table {
 
 func testConfig() Config {
 	c := DefaultConfig()
-	c.DefaultDeployment = "plain"
+	c.DefaultDeployment, c.Alpha = "plain", 0.2
 	return c
 }
 
@@ -76,6 +76,11 @@ func parseFleet(t *testing.T, d *datadriven.TestData) (Fleet, []kvindex.Match) {
 	maxQueue := 0
 	d.MaybeScanArgs(t, "max-queue", &maxQueue)
 	f.Policy, f.MaxQueueMs = Policy(policy), float64(maxQueue)
+	f.Links, f.MissMs = Links{Domain: 10, Rack: 2, Far: 0.25}, 1000
+	ttft, maxDelay := 0, 0
+	d.MaybeScanArgs(t, "slo-ttft", &ttft)
+	d.MaybeScanArgs(t, "max-delay", &maxDelay)
+	f.SLO.TTFTMs, f.MaxDelay = float64(ttft), float64(maxDelay)
 	var matches []kvindex.Match
 	for i, line := range strings.Split(d.Input, "\n") {
 		e, holds := parseEndpoint(t, line)
@@ -118,6 +123,18 @@ func parseEndpoint(t *testing.T, line string) (Endpoint, [kvindex.NumTiers]uint3
 			e.Adapters = strings.Split(value, ",")
 		case "block":
 			e.BlockSize = atoi(value)
+		case "loading":
+			e.Loading = strings.Split(value, ",")
+		case "zone":
+			e.Zone = value
+		case "rack":
+			e.Rack = value
+		case "domain":
+			e.Domain = value
+		case "lockstep":
+			e.Lockstep = true
+		case "host-speed":
+			e.LoadBytesPerSecond[kvindex.Host] = float64(atoi(value)) * 1e9
 		case "queue":
 			e.QueueMs = float64(atoi(value))
 		case "requests":
@@ -173,6 +190,10 @@ func parseRequest(t *testing.T, d *datadriven.TestData, matches []kvindex.Match)
 	if arg, ok := d.Arg("subset"); ok {
 		req.HasSubset, req.Subset = true, arg.Vals
 	}
+	ttft, tpot := 0, 0
+	d.MaybeScanArgs(t, "slo-ttft", &ttft)
+	d.MaybeScanArgs(t, "slo-tpot", &tpot)
+	req.SLO = SLO{TTFTMs: float64(ttft), TPOTMs: float64(tpot)}
 	if arg, ok := d.Arg("adjust"); ok {
 		for _, val := range arg.Vals {
 			req.Adjust = append(req.Adjust, parseAdjust(val))

@@ -116,7 +116,7 @@ func printPlan(out io.Writer, v epp.PlanView) error {
 	}
 	fmt.Fprintln(out)
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(w, "worker\tcached\tqueue\tload\tprefill\ttransfer\tadapter\tdecode\tdelay\tadjust\ttotal ms\tcarry\tfirst token\t")
+	fmt.Fprintln(w, "worker\tcached\tqueue\tload\tprefill\ttransfer\tadapter\tdecode\tdelay\tadjust\tmiss\ttotal ms\tcarry\tfirst token\t")
 	for i := range v.Costs {
 		printCost(w, &v.Costs[i])
 	}
@@ -130,7 +130,8 @@ func printPlan(out io.Writer, v epp.PlanView) error {
 cached   tokens that need no prefill there
 queue    until its prefill can start; load: bringing blocks from slower tiers
 decode   a step with the request, its time between tokens; delay: imposed on the
-         requests that are already there; adjust: sessions, failures, scorers
+         requests that are already there; adjust: sessions, failures, scorers;
+         miss: of a target, as predicted
 total    the price: the sum of what is left of it; not in it are carry, the decode
          steps that its prefill shares the engine with, and first token: when that
          is predicted, after queue, load, prefill, transfer, adapter and carry
@@ -150,8 +151,8 @@ func printCost(w io.Writer, c *picker.Cost) {
 	if c.Excluded != "" {
 		total = c.Excluded
 	}
-	fmt.Fprintf(w, "%s\t%d\t%.1f\t%.1f\t%.1f\t%.1f\t%.1f\t%.1f\t%.1f\t%.1f\t%s\t%.1f\t%.1f\t\n",
-		name, c.Cached, c.Queue, c.Load, c.Compute, c.Transfer, c.Adapter, c.Decode, c.Delay, c.Adjust, total, c.Carry, c.TTFT())
+	fmt.Fprintf(w, "%s\t%d\t%.1f\t%.1f\t%.1f\t%.1f\t%.1f\t%.1f\t%.1f\t%.1f\t%.1f\t%s\t%.1f\t%.1f\t\n",
+		name, c.Cached, c.Queue, c.Load, c.Compute, c.Transfer, c.Adapter, c.Decode, c.Delay, c.Adjust, c.Miss, total, c.Carry, c.TTFT())
 }
 
 // meaning is a reason in a sentence.
