@@ -15,7 +15,6 @@ const reread = 100 * time.Millisecond
 
 // prepared is a request that is tried several times.
 type prepared struct {
-	ask      Ask
 	scratch  scratch
 	parsed   *openai.Request // nil: only the load counts
 	decision Decision        // without a plan
@@ -25,7 +24,7 @@ type prepared struct {
 // prepare reads a request and asks the scorers; their answers are used at every try.
 // It keeps the body.
 func (r *Router) prepare(now time.Time, a Ask) (*prepared, *Refusal) {
-	p := &prepared{ask: a, read: now}
+	p := &prepared{read: now}
 	var refusal *Refusal
 	if p.parsed, p.decision, refusal = r.begin(now, &a, &p.scratch); refusal != nil {
 		return nil, refusal
