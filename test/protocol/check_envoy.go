@@ -299,7 +299,9 @@ func envoyEvents(ctx context.Context, l *lab, front string) error {
 			return r.fail("an answer that begins with its first event", "%v", err)
 		}
 		defer func() { _ = resp.Body.Close() }() // read to its end
-		r.status = resp.StatusCode
+		if r.status = resp.StatusCode; r.status != http.StatusOK {
+			return r.is(http.StatusOK)
+		}
 		for i := range count {
 			want := fmt.Sprintf("data: %d\n\n", i)
 			got := make([]byte, len(want))

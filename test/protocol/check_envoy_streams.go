@@ -46,6 +46,9 @@ func envoyEarlyAnswer(ctx context.Context, l *lab) error {
 			return r.fail("an answer before the body ends", "%v", err)
 		}
 		defer func() { _ = resp.Body.Close() }() // read to its end
+		if r.status = resp.StatusCode; r.status != http.StatusOK {
+			return r.is(http.StatusOK)
+		}
 		got := make([]byte, 6)
 		if _, err := io.ReadFull(resp.Body, got); err != nil || string(got) != "early " {
 			return r.fail("the answer's first bytes before the body ends", "%q, %v", got, err)
@@ -81,7 +84,7 @@ func envoyWebSocket(ctx context.Context, l *lab) error {
 		in := bufio.NewReader(conn)
 		resp, err := http.ReadResponse(in, nil) //nolint:bodyclose // an upgraded connection has none
 		if err != nil {
-			return r.fail("status 101", "%v", err)
+			return r.fail("status 101", "no answer within %v", 2*l.timeout)
 		}
 		if r.status = resp.StatusCode; r.status != http.StatusSwitchingProtocols {
 			return r.fail("status 101", "status %d", r.status)
@@ -134,7 +137,9 @@ func (l *lab) begun(ctx context.Context, rest func(*http.Request), then func(*re
 			return r.fail("an answer", "%v", err)
 		}
 		defer func() { _ = resp.Body.Close() }() // read, or not wanted
-		r.status = resp.StatusCode
+		if r.status = resp.StatusCode; r.status != http.StatusOK {
+			return r.is(http.StatusOK)
+		}
 		if _, err = io.ReadFull(resp.Body, make([]byte, 9)); err != nil {
 			return r.fail("the answer's first event", "%v", err)
 		}

@@ -65,7 +65,7 @@ func robustChecks() []Check {
 func robust(name string, source Source, rule string, in func(*lab) []*request) Check {
 	return Check{ID: "robust/" + name, Rule: rule, Source: source, run: func(ctx context.Context, l *lab) error {
 		for range 2 {
-			if err := l.play(ctx, in(l)...).routed(); err != nil {
+			if err := l.play(ctx, in(l)...).picked(); err != nil {
 				return err
 			}
 		}

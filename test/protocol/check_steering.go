@@ -3,6 +3,7 @@ package protocol
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 )
@@ -127,8 +128,9 @@ func (t *trace) clean() error {
 	if err := t.picked(); err != nil {
 		return err
 	}
-	for k, values := range t.upstream() {
-		for _, v := range values {
+	headers := t.upstream()
+	for _, k := range slices.Sorted(maps.Keys(headers)) {
+		for _, v := range headers[k] {
 			if strings.Contains(v, "192.0.2.9") {
 				return t.fail("no header with the client's address", "%s: %s reaches the endpoint", k, v)
 			}
@@ -203,8 +205,7 @@ func pathChecks() []Check {
 			ID: "path/query", Source: FromStandard,
 			Rule: "A query after the path changes nothing.",
 			run: func(ctx context.Context, l *lab) error {
-				body := l.completion(300)
-				return l.play(ctx, script(post(completionsPath+"?api-version=2"), bodyMessage(body, true))...).echoed(body)
+				return l.play(ctx, script(post(completionsPath+"?api-version=2"), bodyMessage(l.completion(300), true))...).picked()
 			},
 		},
 		{
@@ -258,11 +259,11 @@ func notHeld(ctx context.Context, l *lab) error {
 	defer s.finish()
 	s.send(post(unknownPath).message())
 	s.send(bodyMessage(noise(1000), false))
-	s.await("the first piece back, before the second is sent", func() bool { return len(s.requestBody) == 1000 })
+	s.await("return of the first piece, before the second is sent", func() bool { return len(s.requestBody) == 1000 })
 	if err := s.routed(); err != nil {
 		return err
 	}
 	s.send(bodyMessage(noise(10), true))
-	s.await("the second piece back", func() bool { return s.requestEnds == 1 })
+	s.await("return of the second piece", func() bool { return s.requestEnds == 1 })
 	return s.sound("the second piece back")
 }

@@ -158,5 +158,5 @@ func stuck(ctx context.Context, l *lab) error {
 		s.send(bodyMessage(half, false))
 	}
 	body := l.completion(5000)
-	return l.play(ctx, script(post(completionsPath), cut(body, 1000)...)...).echoed(body)
+	return l.play(ctx, script(post(completionsPath), cut(body, 1000)...)...).picked()
 }

@@ -44,6 +44,7 @@ const (
 type front struct {
 	Name, Request, Response, Cluster string
 	Strip, Open                      bool
+	Unavailable                      bool // 503 in place of Envoy's 500 where the picker fails
 	Informational                    bool // pass 1xx answers on; then 100 (Continue) is the endpoint's to say
 }
 
@@ -51,13 +52,13 @@ func fronts() []front {
 	const duplex = "FULL_DUPLEX_STREAMED"
 	return []front{
 		{Name: frontDuplex, Request: duplex, Response: duplex, Cluster: "http1", Strip: true},
-		{Name: frontQuiet, Request: duplex, Response: "NONE", Cluster: "http1", Strip: true, Informational: true},
+		{Name: frontQuiet, Request: duplex, Response: "NONE", Cluster: "http1", Strip: true, Informational: true, Unavailable: true},
 		{Name: frontBare, Request: duplex, Response: duplex, Cluster: "http1"},
 		{Name: frontOpen, Request: duplex, Response: duplex, Cluster: "http1", Strip: true, Open: true},
 		{Name: frontBuffered, Request: "BUFFERED", Response: "BUFFERED", Cluster: "http1", Strip: true},
 		{Name: frontPartial, Request: "BUFFERED_PARTIAL", Response: "BUFFERED_PARTIAL", Cluster: "http1", Strip: true},
 		{Name: frontStreamed, Request: "STREAMED", Response: "STREAMED", Cluster: "http1", Strip: true},
-		{Name: frontNone, Request: "NONE", Response: "NONE", Cluster: "http1", Strip: true, Informational: true},
+		{Name: frontNone, Request: "NONE", Response: "NONE", Cluster: "http1", Strip: true, Informational: true, Unavailable: true},
 		{Name: frontH2, Request: duplex, Response: duplex, Cluster: "http2", Strip: true},
 	}
 }
@@ -119,8 +120,9 @@ func version(ctx context.Context, path string) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("ask Envoy for its version: %w", err)
 	}
-	// "envoy  version: HASH/1.40.0/Clean/RELEASE/BoringSSL"
-	parts := strings.Split(strings.TrimSpace(string(out)), "/")
+	// "PATH  version: HASH/1.40.0/Clean/RELEASE/BoringSSL"
+	_, text, _ := strings.Cut(string(out), "version:")
+	parts := strings.Split(strings.TrimSpace(text), "/")
 	if len(parts) < 2 {
 		return "", fmt.Errorf("envoy version %q: want HASH/VERSION and more", out)
 	}

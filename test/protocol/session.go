@@ -166,7 +166,7 @@ func (s *session) settle(m *request) bool {
 			return s.await("answer to the response's body", func() bool { return s.responseBodies >= s.due.responseBodies })
 		}
 		end := v.ResponseBody.GetEndOfStream()
-		return s.await("the response's bytes back", func() bool {
+		return s.await("return of the response's bytes", func() bool {
 			return len(s.responseBody) >= s.due.responseBytes && (!end || s.responseEnds > 0)
 		})
 	case *extprocv3.ProcessingRequest_ResponseTrailers:
