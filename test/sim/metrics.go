@@ -66,6 +66,8 @@ type Result struct {
 	// real one; 0 for policies that predict none.
 	ErrorP50 float64 `json:"prediction_error_p50"`
 	ErrorP90 float64 `json:"prediction_error_p90"`
+	// Tenants are the goodputs of the tenants that have names.
+	Tenants map[string]float64 `json:"tenants,omitempty"`
 	// TTFTs are all times to first token, sorted, ms.
 	TTFTs []float64 `json:"-"`
 	// Minutes and WorkMinutes are the spreads of busy time and of uncached tokens by
@@ -82,10 +84,18 @@ func (f *Fleet) result() *Result {
 	var ttft, tpot, gap, e2e, errs []float64
 	cached, input, end := 0, 0, time.Duration(0)
 	good, good2, good5 := 0, 0, 0
+	tenants := map[string][2]int{} // requests, good ones
+	count := func(c *call, good int) {
+		if name := f.cfg.Trace.Entries[c.Index].Tenant; name != "" {
+			n := tenants[name]
+			tenants[name] = [2]int{n[0] + 1, n[1] + good}
+		}
+	}
 	for _, c := range f.calls {
 		if c.refused {
 			r.Refused++
 			r.Unfair = max(r.Unfair, f.unfair(c))
+			count(c, 0)
 			continue
 		}
 		first := ms(c.first - c.arrived)
@@ -97,9 +107,12 @@ func (f *Fleet) result() *Result {
 		}
 		cached, input, end = cached+c.cached, input+c.ISL, max(end, c.last)
 		unloaded := f.cfg.Timing.UnloadedMs(c.ISL-c.cached, c.cached, f.cfg.ChunkTokens)
+		met := 0
 		if f.cfg.SLO.met(first, each, unloaded) {
-			good++
+			met = 1
 		}
+		good += met
+		count(c, met)
 		if first <= 2000 && each <= 50 {
 			good2++
 		}
@@ -115,6 +128,12 @@ func (f *Fleet) result() *Result {
 	r.Goodput, r.Within2s, r.Within5s = float64(good)/n, float64(good2)/n, float64(good5)/n
 	r.TTFT, r.TPOT, r.Gap, r.E2E = distOf(ttft), distOf(tpot), distOf(gap), distOf(e2e)
 	wrong := distOf(errs)
+	if len(tenants) > 0 {
+		r.Tenants = map[string]float64{}
+	}
+	for name, n := range tenants {
+		r.Tenants[name] = float64(n[1]) / float64(n[0])
+	}
 	r.ErrorP50, r.ErrorP90 = wrong.P50, wrong.P90
 	r.TTFTs = ttft
 	if input > 0 {

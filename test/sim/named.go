@@ -76,7 +76,7 @@ const (
 
 func admits(s Setup) policies.Policy {
 	cfg := picker.DefaultConfig()
-	cfg.MaxQueueMs, cfg.MaxKV = admitQueueMs, admitKV
+	cfg.MaxQueueMs, cfg.MaxKV, cfg.SLOTPOTMs = admitQueueMs, admitKV, s.SLO.TPOTMs
 	o := newOurs(s, cfg)
 	o.admit(s, flow.DefaultConfig())
 	return o
