@@ -44,7 +44,7 @@ func FuzzSubset(f *testing.F) {
 			t.Fatalf("hint %v is taken for none", v)
 		}
 		var want []string
-		for _, s := range strings.Split(read, ",") {
+		for s := range strings.SplitSeq(read, ",") {
 			if a, err := netip.ParseAddrPort(strings.TrimSpace(s)); err == nil && !slices.Contains(want, a.String()) {
 				want = append(want, a.String())
 			}
