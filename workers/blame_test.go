@@ -95,7 +95,7 @@ func TestBlame(t *testing.T) {
 	})
 	slices.Sort(failed)
 	slices.Sort(want)
-	want = slices.DeleteFunc(want, func(id string) bool { return id == "9/v1/embeddings" }) // passed on unread: the cut shows to the client
+	want = slices.DeleteFunc(want, func(id string) bool { return id == "9/v1/embeddings" }) // passed on unread: who broke it off does not show
 	if !slices.Equal(failed, want) {
 		t.Errorf("failed\n%q\nwant\n%q", failed, want)
 	}

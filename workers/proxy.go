@@ -113,6 +113,7 @@ func (p *proxy) forbidden(rt routing) (string, bool) {
 func (p *proxy) pass(w http.ResponseWriter, r *http.Request, rt routing) {
 	rec := &recorder{ResponseWriter: w}
 	var in *request
+	whole := false // an answer that breaks off panics; by the engine or by the client, nobody says
 	if rt.booking != "" {
 		in = p.load.begin(time.Now(), rt.booking, uncached(rt, textBytes(r)), true)
 		defer func() {
@@ -120,7 +121,7 @@ func (p *proxy) pass(w http.ResponseWriter, r *http.Request, rt routing) {
 			if engineFault(rec.code) && !gone {
 				in.blame()
 			}
-			in.end(time.Now(), kvindex.Sample{CachedTokens: -1, Aborted: rec.code >= 500 || gone})
+			in.end(time.Now(), kvindex.Sample{CachedTokens: -1, Aborted: rec.code >= 500 || gone || !whole})
 		}()
 	}
 	defer func() {
@@ -133,6 +134,7 @@ func (p *proxy) pass(w http.ResponseWriter, r *http.Request, rt routing) {
 		}
 	}()
 	p.direct.ServeHTTP(rec, r)
+	whole = true
 }
 
 // textBytes is the length of a body that may be a prompt: JSON, and not a file
