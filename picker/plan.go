@@ -140,7 +140,13 @@ func (k *picking) terms(c *Cost, i int) {
 // adjustments, counts only as far as d would not have waited anyway.
 func (k *picking) listPair(dst []Cost, d int) []Cost {
 	p, leg, far := k.partner(d)
-	dst = append(dst, Cost{Target: k.board.places[d].Target, Prefill: new(k.board.places[p].Target), Cached: int(k.cached[p])})
+	from := &k.board.places[p].Target
+	if n := len(dst); n > 0 && dst[n-1].Prefill != nil && *dst[n-1].Prefill == *from {
+		from = dst[n-1].Prefill
+	} else {
+		from = new(*from)
+	}
+	dst = append(dst, Cost{Target: k.board.places[d].Target, Prefill: from, Cached: int(k.cached[p])})
 	c, at := &dst[len(dst)-1], &k.board.candidates[d]
 	k.terms(c, p)
 	c.Carry = k.takeOver(at)

@@ -420,6 +420,13 @@ func TestPickAllocates(t *testing.T) {
 		if got := testing.AllocsPerRun(100, func() { p.decide(req, epochStart()) }); got != 0 {
 			t.Errorf("%d workers: decide: %v allocations, want none", workers, got)
 		}
+		all := &Request{ID: "r", Model: "m", ISL: 20000, Matches: matchesOf(p, 800)}
+		busy := busyPool(workers)
+		everything(busy, all, true)
+		busy.decide(all, epochStart())
+		if got := testing.AllocsPerRun(100, func() { busy.decide(all, epochStart()) }); got != 0 {
+			t.Errorf("%d workers: decide with every term: %v allocations, want none", workers, got)
+		}
 		pick := func() {
 			p.Pick(req, epochStart())
 			p.Close(req.ID, epochStart())
