@@ -10,7 +10,7 @@ import (
 // for its owner: another writer has taken over.
 var ErrFenced = errors.New("a newer term or epoch of this owner has written")
 
-// ErrDenied: the log does not let this user or password in (AUTH), or not do what it
+// ErrDenied says that the log does not let this user or password in (AUTH), or not do what it
 // has to. Nothing was written; the next try may succeed once that is put right.
 var ErrDenied = errors.New("the log refuses this user or password (AUTH)")
 
