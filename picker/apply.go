@@ -152,10 +152,10 @@ func (p *Pool) load(w *worker, l *kvindex.Load, now time.Time) {
 		}
 	}
 	for i := range l.FirstToken {
-		p.firstToken(w, l.FirstToken[i].Booking, since, now)
+		p.firstToken(w, &l.FirstToken[i], since, now)
 	}
 	for i := range l.Done {
-		p.done(w, l.Done[i].Booking, now)
+		p.done(w, &l.Done[i], now)
 	}
 	w.report(l, now)
 }
@@ -178,12 +178,7 @@ func (p *Pool) accept(w *worker, id string, now time.Time) (*booking, *leg) {
 			l.accepted = true
 			return b, l
 		}
-		if l == &b.decode {
-			if l.on != nil && l.on.id != w.id { // which of its ranks has it is an engine's own affair
-				p.passedOver(b, now)
-			}
-			p.sessions.note(b.session, w.id, w.rank, now)
-		}
+		p.came(b, l, w, now)
 		l.move(w, b.isl, now)
 	}
 	l.accept()
@@ -191,12 +186,26 @@ func (p *Pool) accept(w *worker, id string, now time.Time) (*booking, *leg) {
 	return b, l
 }
 
+// came notes that a booking's leg is on another worker than it was sent to.
+func (p *Pool) came(b *booking, l *leg, w *worker, now time.Time) {
+	if l != &b.decode {
+		return
+	}
+	if l.on != nil && l.on.id != w.id { // which of its ranks has it is an engine's own affair
+		p.passedOver(b, now)
+	}
+	p.sessions.note(b.session, w.id, w.rank, now)
+}
+
 // firstToken takes a leg out of the queue, its prompt has been prefilled. The
 // first token of the answer also ends a prefill leg elsewhere.
-func (p *Pool) firstToken(w *worker, id string, since, now time.Time) {
-	b, l := p.accept(w, id, now)
+func (p *Pool) firstToken(w *worker, s *kvindex.Sample, since, now time.Time) {
+	b, l := p.accept(w, s.Booking, now)
 	if b == nil {
 		return
+	}
+	if l == &b.decode {
+		b.tell(s)
 	}
 	w.queue.finish(l, w.rates(), since, now)
 	w.touch()
@@ -207,8 +216,8 @@ func (p *Pool) firstToken(w *worker, id string, since, now time.Time) {
 
 // done ends a leg. The end of the answer ends the booking; it stays known for a
 // while, for its close.
-func (p *Pool) done(w *worker, id string, now time.Time) {
-	b := p.bookings[id]
+func (p *Pool) done(w *worker, s *kvindex.Sample, now time.Time) {
+	b := p.bookings[s.Booking]
 	if b == nil || b.phase == ended {
 		return
 	}
@@ -219,6 +228,7 @@ func (p *Pool) done(w *worker, id string, now time.Time) {
 	case l == nil && b.decode.on != nil:
 		return
 	}
+	b.tell(s)
 	// Without a leg on w: the worker was forgotten in between.
 	switch {
 	case b.phase == foretold:

@@ -131,7 +131,7 @@ func Run(ctx context.Context, c config.Config, o Options, logger *slog.Logger) e
 		return err
 	}
 	defer p.log.close()
-	defer p.closeScorers(logger)
+	defer p.closeScorers(context.WithoutCancel(ctx), logger)
 	l := o.Listen
 	if p.log.embedded == nil {
 		l.Log = ""
@@ -191,8 +191,8 @@ func (p *parts) serve(ctx context.Context, c config.Config, open listeners, logg
 }
 
 // closeScorers ends what is left of questions to scorers.
-func (p *parts) closeScorers(logger *slog.Logger) {
-	ctx, cancel := context.WithTimeout(context.Background(), stopGrace)
+func (p *parts) closeScorers(ctx context.Context, logger *slog.Logger) {
+	ctx, cancel := context.WithTimeout(ctx, stopGrace)
 	defer cancel()
 	if err := p.scorers.Close(ctx); err != nil {
 		logger.Warn("a scorer did not return", "err", err)
