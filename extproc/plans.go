@@ -4,6 +4,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/kvlane/kvlane/picker"
 )
 
 // maxShown is the most that is kept of each text of a client in an entry,
@@ -23,6 +25,8 @@ type Entry struct {
 	Served string
 	// Outcome is how the request ended; empty while it is under way.
 	Outcome string
+	// Reported is what the worker said of the answer by its end; nil if nothing.
+	Reported *picker.Report
 }
 
 // Plans keeps the last requests by id. It is safe for concurrent use.

@@ -95,6 +95,9 @@ func (r *Router) Explain(now time.Time, a Ask) (Decision, *Refusal) {
 // Served moves a booking to the worker at the address that served.
 func (r *Router) Served(now time.Time, id, address string) { r.pool.Served(id, address, now) }
 
+// Reported is what the worker said of a request that is under way; false if nothing.
+func (r *Router) Reported(id string) (picker.Report, bool) { return r.pool.Reported(id) }
+
 func (r *Router) booked(id string) bool { return r.pool.Booked(id) }
 
 // Close ends a booking; closing one that is not open does nothing.

@@ -321,17 +321,29 @@ func (s *Server) tooLarge() *Refusal {
 
 func (s *Server) refused(r *Refusal) { s.metrics.Requests.WithLabelValues(string(r.Cause)).Inc() }
 
-// finished counts and logs a request that was sent to a worker, or left before.
+// finished counts and logs a request that was sent to a worker, or left before. The
+// line has what was predicted, and what the worker has reported by now.
 func (s *Server) finished(st *stream, outcome string) {
 	s.metrics.Requests.WithLabelValues(outcome).Inc()
-	s.plans.update(st.id, func(e *Entry) { e.Outcome = outcome })
+	report, reported := s.router.Reported(st.id)
+	s.plans.update(st.id, func(e *Entry) {
+		e.Outcome = outcome
+		if reported {
+			e.Reported = &report
+		}
+	})
 	p := st.decision.Plan
-	s.log.LogAttrs(context.Background(), slog.LevelDebug, "request",
+	attrs := []slog.Attr{
 		slog.String("id", st.id), slog.String("path", st.head.path), slog.String("outcome", outcome),
 		slog.String("worker", string(p.Decode.Worker)), slog.String("prefill", prefillWorker(p)),
 		slog.String("reason", string(p.Reason)), slog.Int("isl", p.ISL), slog.Int("cached", p.Cached),
 		slog.Float64("ttft_ms", p.TTFTMs), slog.Int("priority", st.decision.Priority),
-		slog.Float64("waited_ms", float64(st.decision.Waited)/float64(time.Millisecond)))
+		slog.Float64("waited_ms", float64(st.decision.Waited)/float64(time.Millisecond)),
+	}
+	if reported {
+		attrs = append(attrs, slog.Float64("reported_ttft_ms", report.TTFTMs), slog.Int("reported_cached", report.Cached))
+	}
+	s.log.LogAttrs(context.Background(), slog.LevelDebug, "request", attrs...)
 }
 
 func prefillWorker(p picker.Plan) string {

@@ -23,9 +23,49 @@ type booking struct {
 	// until is when its lease ends; renew when it is announced again.
 	until, renew time.Time
 	home         home
+	// told is what its worker said of its answer, if heard.
+	told  Report
+	heard bool
 
 	in         *list // each booking is in one
 	prev, next *booking
+}
+
+// Report is what a worker said of a request's answer.
+type Report struct {
+	// TTFTMs is from the request's arrival at the worker's agent to the first token,
+	// ms; 0 if it was not seen, as in answers that do not stream.
+	TTFTMs float64 `json:"ttftMs"`
+	// Cached are the prompt's tokens that needed no prefill, as the engine counted
+	// them; -1 if it does not say.
+	Cached int `json:"cached"`
+}
+
+// tell keeps what a worker said of the answer.
+func (b *booking) tell(s *kvindex.Sample) {
+	cached := int(s.CachedTokens)
+	if s.PromptTokens == 0 && cached == 0 { // no usage was seen yet
+		cached = -1
+	}
+	if s.FirstTokenMs > 0 || !b.heard {
+		b.told.TTFTMs = s.FirstTokenMs
+	}
+	if cached >= 0 || !b.heard {
+		b.told.Cached = cached
+	}
+	b.heard = true
+}
+
+// Reported is what the worker of a booking has said of its answer so far; false if
+// nothing, or if the booking was closed.
+func (p *Pool) Reported(id string) (Report, bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	b := p.bookings[id]
+	if b == nil || !b.heard {
+		return Report{}, false
+	}
+	return b.told, true
 }
 
 // phase is how far a booking is.

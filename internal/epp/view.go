@@ -28,13 +28,15 @@ type PlanView struct {
 	// Outcome how the request ended; empty while it is under way.
 	Served  string `json:"served,omitempty"`
 	Outcome string `json:"outcome,omitempty"`
+	// Reported is what the worker said of the answer by its end.
+	Reported *picker.Report `json:"reported,omitempty"`
 }
 
 func viewOf(e extproc.Entry) PlanView {
 	d := e.Decision
 	return PlanView{
 		Plan: d.Plan, At: e.At, Path: e.Path, Model: d.Model, ModelRewrite: d.Rewrite, KnownTokens: d.KnownTokens, Exact: d.Exact,
-		Refusal: e.Refusal, Served: e.Served, Outcome: e.Outcome,
+		Refusal: e.Refusal, Served: e.Served, Outcome: e.Outcome, Reported: e.Reported,
 	}
 }
 

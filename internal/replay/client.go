@@ -38,6 +38,10 @@ type Answer struct {
 	OutputTokens int
 	Worker       string // where the picker sent it; empty if unknown
 	Reason       string // the picker's reason
+	// PredictedMs and PredictedCached are the plan's time to first token, wall-clock,
+	// and tokens that need no prefill; 0 and -1 if unknown.
+	PredictedMs     float64
+	PredictedCached int
 }
 
 type completionRequest struct {
@@ -79,13 +83,13 @@ func (c *Client) body(e Entry, prompt string) ([]byte, error) {
 // Send posts one request and reads its answer to the end. scheduled is the
 // arrival that latencies count from. Faults are in the Answer.
 func (c *Client) Send(ctx context.Context, id string, body []byte, scheduled time.Time) Answer {
-	var a Answer
+	a := Answer{PredictedCached: -1}
 	if err := c.send(ctx, id, body, scheduled, &a); err != nil {
 		a.Err = err.Error()
 	}
 	a.Last = time.Since(scheduled)
 	if c.Admin != "" && a.Status != 0 {
-		a.Worker, a.Reason = c.plan(ctx, id)
+		c.plan(ctx, id, &a)
 	}
 	return a
 }
@@ -161,27 +165,33 @@ func (a *Answer) event(data []byte, scheduled time.Time) error {
 	return nil
 }
 
-// plan asks the picker where a request went; empty when it does not know.
-func (c *Client) plan(ctx context.Context, id string) (worker, reason string) {
+// plan asks the picker where a request went and what it predicted; nothing when it
+// does not know.
+func (c *Client) plan(ctx context.Context, id string, a *Answer) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+strings.TrimSuffix(strings.TrimPrefix(c.Admin, "http://"), "/")+"/plans/"+id, http.NoBody)
 	if err != nil {
-		return "", ""
+		return
 	}
 	resp, err := c.HTTP.Do(req)
 	if err != nil {
-		return "", ""
+		return
 	}
 	defer func() { _ = resp.Body.Close() }() // read only
 	var plan struct {
 		Decode struct {
 			Worker string `json:"worker"`
 		} `json:"decode"`
-		Reason string `json:"reason"`
+		Reason string  `json:"reason"`
+		TTFTMs float64 `json:"ttftMs"`
+		Cached int     `json:"cached"`
 	}
 	if resp.StatusCode != http.StatusOK || json.NewDecoder(resp.Body).Decode(&plan) != nil {
-		return "", ""
+		return
 	}
-	return plan.Decode.Worker, plan.Reason
+	a.Worker, a.Reason = plan.Decode.Worker, plan.Reason
+	if a.Worker != "" {
+		a.PredictedMs, a.PredictedCached = plan.TTFTMs, plan.Cached
+	}
 }
 
 // FirstModel is the first model that the gateway serves.

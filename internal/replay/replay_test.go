@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -93,7 +94,7 @@ type gateway struct {
 func (g *gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case strings.HasPrefix(r.URL.Path, "/plans/"):
-		_, _ = io.WriteString(w, `{"decode":{"worker":"w1"},"reason":"cached"}`) // the test would see it missing
+		_, _ = io.WriteString(w, `{"decode":{"worker":"w1"},"reason":"cached","ttftMs":12.5,"cached":512}`) // the test would see it missing
 	case r.URL.Path == "/v1/models":
 		_, _ = io.WriteString(w, `{"data":[{"id":"m"}]}`)
 	default:
@@ -139,7 +140,7 @@ func TestRun(t *testing.T) {
 				t.Fatalf("progress %d, answers %d, want %d", seen, len(answers), len(entries))
 			}
 			for _, a := range answers {
-				if a.Err != c.wantErr || a.Worker != "w1" {
+				if a.Err != c.wantErr || a.Worker != "w1" || a.PredictedMs != 12.5 || a.PredictedCached != 512 {
 					t.Errorf("answer %+v, want error %q", a, c.wantErr)
 				}
 			}
@@ -167,8 +168,8 @@ func TestRunCancelled(t *testing.T) {
 func TestSummarize(t *testing.T) {
 	ms := func(n int) time.Duration { return time.Duration(n) * time.Millisecond }
 	r := Summarize([]Answer{
-		{First: ms(100), Last: ms(200), PromptTokens: 1000, CachedTokens: 250, OutputTokens: 11, Worker: "a", Reason: "cached"},
-		{First: ms(300), Last: ms(300), PromptTokens: 1000, OutputTokens: 1, Worker: "b", Reason: "least-cost"},
+		{First: ms(100), Last: ms(200), PromptTokens: 1000, CachedTokens: 250, OutputTokens: 11, Worker: "a", Reason: "cached", PredictedMs: 90, PredictedCached: 300},
+		{First: ms(300), Last: ms(300), PromptTokens: 1000, OutputTokens: 1, Worker: "b", Reason: "least-cost", PredictedCached: -1},
 		{Err: "status 503", Worker: ""},
 	}, 10, SLO{TTFTMs: 2000, TPOTMs: 100})
 	if r.TTFT.Mean != 2000 || r.TTFT.P50 != 1000 || r.TTFT.P99 != 3000 || r.TPOT.Mean != 100 {
@@ -177,8 +178,11 @@ func TestSummarize(t *testing.T) {
 	if r.Goodput != 1.0/3 || r.HitRate != 0.125 || r.Errors != 1 || len(r.Workers) != 2 {
 		t.Errorf("got %+v", r)
 	}
+	if p := r.Prediction; p == nil || p.Requests != 1 || math.Abs(p.TTFT.P90-0.1) > 1e-9 || p.CachedOver != 0.05 || p.CachedUnder != 0 {
+		t.Errorf("prediction %+v", p)
+	}
 	var out bytes.Buffer
-	if err := r.Print(&out); err != nil || !strings.Contains(out.String(), "error: status 503") {
+	if err := r.Print(&out); err != nil || !strings.Contains(out.String(), "TTFT p50 10.0 %") || !strings.Contains(out.String(), "error: status 503") {
 		t.Errorf("Print: %v\n%s", err, out.String())
 	}
 }

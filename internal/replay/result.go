@@ -48,8 +48,43 @@ type Result struct {
 	OutputTokens int     `json:"output_tokens"`
 	Workers      []Share `json:"workers"`
 	Reasons      []Share `json:"reasons"`
+	// Prediction is how near the picker's plans came; nil if none was seen.
+	Prediction *Prediction `json:"prediction,omitempty"`
 	// FirstErrors are up to five error texts.
 	FirstErrors []string `json:"first_errors,omitempty"`
+}
+
+// Prediction is the error of the picker's plans against what the client saw.
+type Prediction struct {
+	Requests int `json:"requests"`
+	// TTFT is |predicted - seen| / seen of the times to first token, of which the seen
+	// one includes the way through the gateway.
+	TTFT Dist `json:"ttft_error"`
+	// CachedOver and CachedUnder are the tokens that were wrongly predicted to be
+	// cached and not to be, as shares of the prompts' tokens.
+	CachedOver  float64 `json:"cached_over"`
+	CachedUnder float64 `json:"cached_under"`
+}
+
+// predicted sums up the answers with a plan; nil if there are none.
+func predicted(answers []Answer) *Prediction {
+	var errs []float64
+	over, under, tokens := 0, 0, 0
+	for i := range answers {
+		a := &answers[i]
+		if a.Err != "" || a.PredictedCached < 0 || a.First <= 0 {
+			continue
+		}
+		seen := float64(a.First) / float64(time.Millisecond)
+		errs = append(errs, math.Abs(a.PredictedMs-seen)/seen)
+		over += max(0, a.PredictedCached-a.CachedTokens)
+		under += max(0, a.CachedTokens-a.PredictedCached)
+		tokens += a.PromptTokens
+	}
+	if len(errs) == 0 {
+		return nil
+	}
+	return &Prediction{Requests: len(errs), TTFT: distOf(errs), CachedOver: ratio(over, tokens), CachedUnder: ratio(under, tokens)}
 }
 
 // Summarize makes a result of answers.
@@ -87,6 +122,7 @@ func Summarize(answers []Answer, timeScale float64, slo SLO) Result {
 	r.TTFT, r.TPOT, r.E2E = distOf(ttft), distOf(tpot), distOf(e2e)
 	r.Goodput = ratio(good, r.Requests)
 	r.HitRate = ratio(r.CachedTokens, r.PromptTokens)
+	r.Prediction = predicted(answers)
 	r.Workers, r.Reasons = shares(workers), shares(reasons)
 	return r
 }
@@ -172,6 +208,10 @@ func (r Result) Print(w io.Writer) error {
 			_, _ = fmt.Fprintf(w, "  %s %d", x.Name, x.Requests)
 		}
 		_, _ = fmt.Fprintln(w)
+	}
+	if p := r.Prediction; p != nil {
+		_, _ = fmt.Fprintf(w, "prediction error of %d plans: TTFT p50 %.1f %%, p90 %.1f %%; cached tokens %.2f points too many, %.2f too few\n",
+			p.Requests, 100*p.TTFT.P50, 100*p.TTFT.P90, 100*p.CachedOver, 100*p.CachedUnder)
 	}
 	for _, e := range r.FirstErrors {
 		_, _ = fmt.Fprintln(w, "error:", e)
