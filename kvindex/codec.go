@@ -106,7 +106,8 @@ func (e *encoder) hello(h *Hello, all bool) {
 	e.uint(uint64(h.KVBlocks))
 	e.string(h.Deployment)
 	e.uint(uint64(h.LeaseMs))
-	places := all || len(h.Loading) > 0 || h.Zone != "" || h.Rack != "" || h.Domain != "" || h.Lockstep || len(h.Tiers) > 0
+	bare := all || h.Bare
+	places := bare || len(h.Loading) > 0 || h.Zone != "" || h.Rack != "" || h.Domain != "" || h.Lockstep || len(h.Tiers) > 0
 	groups := places || len(h.Groups) > 0
 	flags := groups || h.Eagle || h.NoEvents
 	ranks := flags || h.Ranks != 0
@@ -130,6 +131,9 @@ func (e *encoder) hello(h *Hello, all bool) {
 		e.string(h.Domain)
 		e.bool(h.Lockstep)
 		e.tiers(h.Tiers)
+	}
+	if bare {
+		e.bool(h.Bare)
 	}
 }
 
@@ -166,8 +170,11 @@ func (e *encoder) load(l *Load, all bool) {
 	e.strings(l.Accepted)
 	e.samples(l.FirstToken)
 	e.samples(l.Done)
-	if all || len(l.Failed) > 0 {
+	if all || len(l.Failed) > 0 || l.AgeMs > 0 {
 		e.strings(l.Failed)
+	}
+	if all || l.AgeMs > 0 {
+		e.uint(uint64(l.AgeMs))
 	}
 }
 
@@ -377,6 +384,9 @@ func (d *decoder) hello() *Hello {
 		h.Loading, h.Zone, h.Rack, h.Domain = d.strings(), d.string(), d.string(), d.string()
 		h.Lockstep, h.Tiers = d.bool(), d.tiers()
 	}
+	if d.more() {
+		h.Bare = d.bool()
+	}
 	return h
 }
 
@@ -431,6 +441,9 @@ func (d *decoder) load() *Load {
 	}
 	if d.more() {
 		l.Failed = d.strings()
+	}
+	if d.more() {
+		l.AgeMs = d.uint32()
 	}
 	return l
 }

@@ -41,13 +41,13 @@ func someRecords() []Record {
 				Adapters: []string{"a"}, BlockSize: 16, KVBlocks: 50000, Deployment: "d", LeaseMs: 3000, Admin: "10.0.0.1:8100",
 				Ranks: 8, Eagle: true, NoEvents: true, Groups: []GroupSpec{{Kind: GroupFull}, {Kind: GroupWindow, Window: 128, BlockSize: 64}},
 				Loading: []string{"b"}, Zone: "z1", Rack: "r7", Domain: "n3", Lockstep: true,
-				Tiers: []TierSpec{{Tier: Host, BytesPerSecond: 5e10}, {Tier: Disk}},
+				Tiers: []TierSpec{{Tier: Host, BytesPerSecond: 5e10}, {Tier: Disk}}, Bare: true,
 			}
 		}),
 		with(KindLoad, func(r *Record) {
 			r.Load = &Load{
 				Running: 1, Waiting: 2, QueuedTokens: 3, ContextTokens: 4, KVUsed: 5, KVTotal: 6,
-				Accepted: []string{"b1", "b2"}, FirstToken: samples, Done: samples[:1], Failed: []string{"b1", ""},
+				Accepted: []string{"b1", "b2"}, FirstToken: samples, Done: samples[:1], Failed: []string{"b1", ""}, AgeMs: 150,
 			}
 		}),
 		with(KindBooking, func(r *Record) {
@@ -79,6 +79,8 @@ func newFields(r Record) map[int]bool {
 	case KindHello:
 		h := *r.Hello
 		r.Hello = &h
+		h.Bare = false
+		mark()
 		h.Loading, h.Zone, h.Rack, h.Domain, h.Lockstep, h.Tiers = nil, "", "", "", false, nil
 		mark()
 		h.Groups = nil
@@ -92,6 +94,8 @@ func newFields(r Record) map[int]bool {
 	case KindLoad:
 		l := *r.Load
 		r.Load = &l
+		l.AgeMs = 0
+		mark()
 		l.Failed = nil
 		mark()
 	case KindBooking:

@@ -225,6 +225,9 @@ type Hello struct {
 	// Tiers are the slower tiers out of which the engine brings blocks back by itself
 	// when a prompt needs them; blocks in others are of no use to a request.
 	Tiers []TierSpec
+	// Bare: no agent stands before the engine. Nobody counts its requests, so its loads
+	// are what its metrics page said ([Load.AgeMs]) and name no bookings.
+	Bare bool
 }
 
 // TierSpec is a tier that an engine loads from.
@@ -290,6 +293,9 @@ type Load struct {
 	// Failed are the bookings of those among Done that the engine failed, with
 	// nothing for requests that came without a picker.
 	Failed []string
+	// AgeMs is how old the figures were when the report was made, ms; 0 for an agent's,
+	// which are of that moment.
+	AgeMs uint32
 }
 
 // Sample is one request as its agent saw it.

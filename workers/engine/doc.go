@@ -1,8 +1,8 @@
 // Package engine reads what an engine says about itself over HTTP: its models,
 // its health, and the figures of its metrics page that the agent reports.
 //
-// One file per engine; vllm.go is the only one so far and also reads the
-// simulated engine, which speaks the same surface.
+// vllm.go reads vLLM and the simulated engine, which speaks the same surface;
+// metrics.go knows the names of SGLang and TensorRT-LLM too.
 //
 // Invariant: a figure that the engine does not give is unknown (-1 or zero as
 // documented), never guessed. No page can make the reader use more memory than

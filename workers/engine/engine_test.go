@@ -116,3 +116,47 @@ func FuzzParseModels(f *testing.F) {
 		}
 	})
 }
+
+// TestMetricsPlace: TensorRT-LLM has its figures in another place, and is not asked in
+// the first one again.
+func TestMetricsPlace(t *testing.T) {
+	var asked []string
+	list, page := "[]", "trtllm_num_requests_running 2\ntrtllm_num_requests_waiting 1\n"
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		asked = append(asked, r.URL.Path)
+		if r.URL.Path == "/prometheus/metrics" && page != "" {
+			fmt.Fprint(w, page)
+			return
+		}
+		if r.URL.Path == "/metrics" && list != "" {
+			fmt.Fprint(w, list)
+			return
+		}
+		http.NotFound(w, r)
+	}))
+	defer s.Close()
+	c, err := engine.NewClient(s.URL, http.DefaultTransport)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ask := func(want int) {
+		t.Helper()
+		m, err := c.Metrics(t.Context())
+		if err != nil || m.Running != want {
+			t.Errorf("%+v, %v, want %d running", m, err, want)
+		}
+	}
+	ask(2)
+	ask(2)
+	if want := "[/metrics /prometheus/metrics /prometheus/metrics]"; fmt.Sprint(asked) != want {
+		t.Errorf("asked %v, want %s", asked, want)
+	}
+	page, list = "", "vllm:num_requests_running 5\nvllm:num_requests_waiting 0\n" // another engine there
+	ask(5)
+	list = "process_start_time_seconds 1\n"
+	ask(-1)
+	list = ""
+	if m, err := c.Metrics(t.Context()); err == nil || m.Loaded() {
+		t.Errorf("nothing in both places: %+v", m)
+	}
+}

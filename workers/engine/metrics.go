@@ -8,6 +8,9 @@ import (
 	"time"
 )
 
+// Loaded reports whether the page says what the engine has to do.
+func (m *Metrics) Loaded() bool { return m.Running >= 0 && m.Waiting >= 0 }
+
 // Metrics are the figures of a metrics page that the agent uses.
 type Metrics struct {
 	// Running and Waiting are requests, summed over the engines of the page; -1 if
@@ -27,7 +30,8 @@ type Metrics struct {
 // UnknownMetrics is what an empty page says.
 func UnknownMetrics() Metrics { return Metrics{Running: -1, Waiting: -1, KVUsage: -1} }
 
-// ParseMetrics reads a page in Prometheus text format. Lines that are not
+// ParseMetrics reads a page in Prometheus text format, with the names of vLLM, SGLang
+// or TensorRT-LLM. Lines that are not
 // samples, and samples that are not finite, are passed over: a page that is not
 // a metrics page says nothing.
 func ParseMetrics(page []byte) Metrics {
@@ -44,11 +48,11 @@ func ParseMetrics(page []byte) Metrics {
 			continue
 		}
 		switch name {
-		case "vllm:num_requests_running":
+		case "vllm:num_requests_running", "sglang:num_running_reqs", "trtllm_num_requests_running":
 			addCount(&m.Running, value)
-		case "vllm:num_requests_waiting":
+		case "vllm:num_requests_waiting", "sglang:num_queue_reqs", "trtllm_num_requests_waiting":
 			addCount(&m.Waiting, value)
-		case "vllm:kv_cache_usage_perc":
+		case "vllm:kv_cache_usage_perc", "sglang:token_usage", "trtllm_kv_cache_utilization":
 			m.KVUsage = max(m.KVUsage, share(value))
 		case "vllm:gpu_cache_usage_perc": // the name before vLLM 0.10
 			oldUsage = max(oldUsage, share(value))
@@ -57,6 +61,17 @@ func ParseMetrics(page []byte) Metrics {
 				m.BlockSize = n
 			}
 			m.KVBlocks = min(m.KVBlocks+intLabel(labels, "num_gpu_blocks"), math.MaxInt32)
+		case "sglang:cache_config_info":
+			if n := intLabel(labels, "page_size"); n > 0 {
+				m.BlockSize = n
+			}
+			m.KVBlocks = min(m.KVBlocks+intLabel(labels, "num_pages"), math.MaxInt32)
+		case "trtllm_kv_cache_tokens_per_block":
+			if value >= 1 && value <= math.MaxInt32 {
+				m.BlockSize = int(value)
+			}
+		case "trtllm_kv_cache_max_blocks":
+			addCount(&m.KVBlocks, value)
 		case "process_start_time_seconds":
 			if value > 0 && value < math.MaxInt32*10 {
 				m.StartedAt = time.UnixMilli(int64(value * 1000))

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+	"sync/atomic"
 )
 
 // maxPage bounds what is read of a models or metrics page, bytes. vLLM's
@@ -19,6 +20,7 @@ const maxPage = 4 << 20
 type Client struct {
 	base *url.URL
 	http *http.Client
+	page atomic.Uint32 // the place of the metrics page
 }
 
 // NewClient returns a client of the engine at base, for example
@@ -109,14 +111,36 @@ func (c *Client) Health(ctx context.Context) error {
 	return err
 }
 
-// Metrics reads /metrics.
+// metricsPages are where engines have their figures: all but TensorRT-LLM in the
+// first place, where that one has a list in JSON.
+var metricsPages = [...]string{"/metrics", "/prometheus/metrics"}
+
+// Metrics reads the engine's metrics page, from the place where there was one last
+// time. A page without the numbers of requests is asked for in the other place too.
 func (c *Client) Metrics(ctx context.Context) (Metrics, error) {
-	body, err := c.get(ctx, "/metrics")
+	at := c.page.Load()
+	m, err := c.metrics(ctx, at)
+	if (err != nil && !errors.Is(err, errStatus)) || m.Loaded() {
+		return m, err
+	}
+	other := (at + 1) % uint32(len(metricsPages))
+	if o, oerr := c.metrics(ctx, other); oerr == nil && o.Loaded() {
+		c.page.Store(other)
+		return o, nil
+	}
+	return m, err
+}
+
+func (c *Client) metrics(ctx context.Context, page uint32) (Metrics, error) {
+	body, err := c.get(ctx, metricsPages[page])
 	if err != nil {
 		return UnknownMetrics(), err
 	}
 	return ParseMetrics(body), nil
 }
+
+// errStatus is an answer that is not 200.
+var errStatus = errors.New("status")
 
 func (c *Client) get(ctx context.Context, path string) ([]byte, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, c.base.JoinPath(path).String(), http.NoBody)
@@ -133,7 +157,7 @@ func (c *Client) get(ctx context.Context, path string) ([]byte, error) {
 		return nil, fmt.Errorf("GET %s: %w", path, err)
 	}
 	if resp.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("GET %s: status %d", path, resp.StatusCode)
+		return nil, fmt.Errorf("GET %s: %w %d", path, errStatus, resp.StatusCode)
 	}
 	if len(body) > maxPage {
 		return nil, fmt.Errorf("GET %s: page over %d bytes", path, maxPage)
