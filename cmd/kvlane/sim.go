@@ -285,6 +285,9 @@ func (f *benchFlags) addRest(ctx context.Context, progress io.Writer, file *benc
 		if err := sim.PrintRobustness(progress, list); err != nil {
 			return err
 		}
+		if err := plan.AddForesight(ctx, file, study, t); err != nil {
+			return err
+		}
 		splits, err := plan.Split(ctx, study, t)
 		if err != nil {
 			return err
@@ -302,6 +305,15 @@ func (f *benchFlags) addRest(ctx context.Context, progress io.Writer, file *benc
 			return err
 		}
 	}
+	crowd, err := sim.DefaultFlood(plan.Traces[len(plan.Traces)-1])
+	if err != nil {
+		return err
+	}
+	flooded, err := crowd.Run(ctx)
+	if err != nil {
+		return err
+	}
+	sim.AddFlood(file, crowd, flooded)
 	scales, err := plan.Scale(ctx, study, plan.Traces[len(plan.Traces)-1])
 	if err != nil {
 		return err
