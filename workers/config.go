@@ -58,6 +58,15 @@ type Config struct {
 	KVEagle bool
 	// Deployment names the timing constants that pickers start from; may be empty.
 	Deployment string
+	// Zone, Rack and Domain (of NVLink) are where the engine stands, by names that are
+	// equal for engines in the same one; empty is unknown. Pickers price KV transfers
+	// by them.
+	Zone, Rack, Domain string
+	// Lockstep: the engine's data-parallel ranks step together, as with expert
+	// parallelism.
+	Lockstep bool
+	// KVTiers are the slower tiers that the engine brings blocks back from by itself.
+	KVTiers []kvindex.TierSpec
 	// Secret keys the seeds of learned prompts. Pickers of the pool must have the
 	// same one, or nothing that is learned is found. Empty is a valid secret, and
 	// the default of both.

@@ -28,6 +28,7 @@ type agentFlags struct {
 	redis      string
 	pool       string
 	kvGroups   string
+	kvTiers    string
 	noFallback bool
 	logLevel   string
 	logFormat  string
@@ -87,6 +88,11 @@ func addAgentFlags(cmd *cobra.Command, cfg *workers.Config, f *agentFlags) {
 	fl.StringSliceVar(&cfg.KVReplay, "kv-replay", cfg.KVReplay, "ZMQ replay endpoints, in the same order; empty for none")
 	fl.StringVar(&f.kvGroups, "kv-groups", "", "the engine's KV-cache groups in its order, like full,window:128,state::528, if its events do not say it")
 	fl.BoolVar(&cfg.KVEagle, "kv-eagle", false, "the engine drafts by EAGLE or MTP and computes the last cached block anew")
+	fl.StringVar(&f.kvTiers, "kv-tiers", "", "slower tiers that the engine loads blocks from by itself, with bytes per second if known, like host=38e9,disk")
+	fl.BoolVar(&cfg.Lockstep, "lockstep", false, "the engine's data-parallel ranks step together (expert parallelism)")
+	fl.StringVar(&cfg.Zone, "zone", "", "name of the engine's zone: KV transfers between zones cost more")
+	fl.StringVar(&cfg.Rack, "rack", "", "name of its rack")
+	fl.StringVar(&cfg.Domain, "nvlink-domain", "", "name of its NVLink domain")
 	fl.IntVar(&cfg.BlockSize, "block-size", 0, "tokens of a block, if neither metrics nor events say it")
 	fl.StringVar(&cfg.Deployment, "deployment", "", "name of the timing constants to start from")
 	fl.StringVar(&cfg.Secret, "secret", "", "secret of the pool, the same as the picker's (environment: KVLANE_SECRET)")
@@ -113,6 +119,9 @@ func runAgent(ctx context.Context, cfg workers.Config, f agentFlags) error {
 	}
 	if cfg.KVGroups, err = kvindex.ParseGroups(f.kvGroups); err != nil {
 		return fmt.Errorf("kv-groups: %w", err)
+	}
+	if cfg.KVTiers, err = kvindex.ParseTiers(f.kvTiers); err != nil {
+		return fmt.Errorf("kv-tiers: %w", err)
 	}
 	var level slog.Level
 	if err := level.UnmarshalText([]byte(f.logLevel)); err != nil {
