@@ -41,7 +41,7 @@ type State struct {
 
 // State is the agent's state at this moment. It may be called once [Agent.Addr]
 // has returned.
-func (a *Agent) State() State {
+func (a *follower) State() State {
 	l, h := a.load.now(), a.hello()
 	s := State{
 		Worker: a.cfg.WorkerID, Address: h.Address, Role: h.Role.String(), Ready: h.Ready, Engine: a.cfg.Engine,
@@ -108,7 +108,7 @@ GET /agent/prefixes?n=100  prompts that the engine once computed
 `
 
 // serveContent lists what the engine says it holds, each rank asked anew.
-func (a *Agent) serveContent(w http.ResponseWriter, r *http.Request) {
+func (a *follower) serveContent(w http.ResponseWriter, r *http.Request) {
 	a.truth.Lock()
 	defer a.truth.Unlock()
 	w.Header().Set("Content-Type", "application/jsonl")
@@ -133,7 +133,7 @@ func compareOwners(a, b kvindex.Owner) int {
 }
 
 // servePrefixes picks n known prefixes, spread evenly over all that are known.
-func (a *Agent) servePrefixes(w http.ResponseWriter, r *http.Request) {
+func (a *follower) servePrefixes(w http.ResponseWriter, r *http.Request) {
 	n, err := strconv.Atoi(r.URL.Query().Get("n"))
 	if err != nil || n < 1 || n > maxPrefixes {
 		http.Error(w, fmt.Sprintf("n: want 1 to %d", maxPrefixes), http.StatusBadRequest)

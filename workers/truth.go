@@ -25,7 +25,7 @@ const truthTimeout = 10 * time.Second
 type truth struct {
 	source listing.Source
 	owners map[kvindex.Owner][]kvindex.BlockHash // sorted
-	// prefixes are blocks that were held at some time; only [Agent.truthOf] with
+	// prefixes are blocks that were held at some time; only [follower.truthOf] with
 	// prefixes fills it.
 	prefixes []prefix
 }
@@ -43,7 +43,7 @@ type prefix struct {
 // truthOf asks the engine behind a feed. An engine that lists its content is
 // taken at its word; any other's events are asked for from the first and folded.
 // It returns no error: what went wrong is in the source.
-func (a *Agent) truthOf(ctx context.Context, f *feed, prefixes bool) truth {
+func (a *follower) truthOf(ctx context.Context, f *feed, prefixes bool) truth {
 	ctx, cancel := context.WithTimeout(ctx, truthTimeout)
 	defer cancel()
 	t := truth{source: listing.Source{Worker: a.cfg.WorkerID, Rank: f.rank}}
@@ -65,7 +65,7 @@ func (a *Agent) truthOf(ctx context.Context, f *feed, prefixes bool) truth {
 
 // asked lets the engine list its content. One with several ranks has no list for
 // each of them.
-func (a *Agent) asked(ctx context.Context, t *truth, prefixes bool) error {
+func (a *follower) asked(ctx context.Context, t *truth, prefixes bool) error {
 	if len(a.feeds) > 1 {
 		if err := a.engine.Health(ctx); err != nil {
 			return err
@@ -81,7 +81,7 @@ func (a *Agent) asked(ctx context.Context, t *truth, prefixes bool) error {
 }
 
 // model is the engine's base model by the newest look.
-func (a *Agent) model() string { return a.prober.state.Load().Models.Base }
+func (a *follower) model() string { return a.prober.state.Load().Models.Base }
 
 // dumped names the blocks that an engine lists.
 func (t *truth) dumped(c *engine.Content, model string, prefixes bool) {
@@ -137,7 +137,7 @@ func extend(before *prefix, first bool, ns kvindex.Namespace, tokens []uint32, m
 }
 
 // replayed folds all events since the engine's start.
-func (a *Agent) replayed(ctx context.Context, f *feed, t *truth, prefixes bool) error {
+func (a *follower) replayed(ctx context.Context, f *feed, t *truth, prefixes bool) error {
 	switch {
 	case f.events == "":
 		return errors.New("the engine publishes no KV events")
