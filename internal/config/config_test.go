@@ -34,6 +34,22 @@ func TestLoad(t *testing.T) {
 	})
 }
 
+// The README's example of a file is one that loads.
+func TestReadmeExample(t *testing.T) {
+	text, err := os.ReadFile("../../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, found := strings.Cut(string(text), "\n```yaml\n")
+	example, _, closed := strings.Cut(rest, "\n```\n")
+	if !found || !closed {
+		t.Fatal("README.md has no yaml block")
+	}
+	if _, faults := parse([]byte(example)); len(faults) > 0 {
+		t.Errorf("README.md's example: %v", faults)
+	}
+}
+
 // changed lists the values that differ from the defaults.
 func changed(path string, a, b reflect.Value) string {
 	var out strings.Builder
