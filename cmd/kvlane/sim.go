@@ -222,7 +222,7 @@ func (f *benchFlags) run(cmd *cobra.Command) error {
 		Workers: 8, Blocks: f.blocks, Policies: sim.Policies(), Seed: 1, Progress: cmd.ErrOrStderr(),
 	}
 	if short {
-		f.traces, plan.Blocks, plan.Loads, plan.Seeds = []string{"synthetic"}, []int{589}, []string{sim.LoadModerate}, 1
+		f.traces, plan.Blocks, plan.Loads = []string{"synthetic"}, []int{589}, []string{sim.LoadModerate}
 	}
 	for _, name := range f.traces {
 		t, err := sim.LoadTrace(name, filepath.Join(f.data, "traces", name+"_trace.jsonl.gz"), 0)
