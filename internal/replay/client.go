@@ -168,7 +168,8 @@ func (a *Answer) event(data []byte, scheduled time.Time) error {
 // plan asks the picker where a request went and what it predicted; nothing when it
 // does not know.
 func (c *Client) plan(ctx context.Context, id string, a *Answer) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+strings.TrimSuffix(strings.TrimPrefix(c.Admin, "http://"), "/")+"/plans/"+id, http.NoBody)
+	admin := strings.TrimSuffix(strings.TrimPrefix(c.Admin, "http://"), "/")
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+admin+"/plans/"+id, http.NoBody)
 	if err != nil {
 		return
 	}

@@ -215,8 +215,11 @@ func (p *Plan) capacities(ctx context.Context, base Config, c *Case) error {
 	slices.SortStableFunc(list, func(a, b Named) int { return cmp.Compare(heavy[b.Name].Goodput, heavy[a.Name].Goodput) })
 	others := 0
 	list = slices.DeleteFunc(list, func(n Named) bool {
-		if n.Name == Ours || n.Name == Theirs {
+		switch n.Name {
+		case Ours, Theirs:
 			return false
+		case Admits: // what it sheds are misses: its capacity is no more than ours
+			return true
 		}
 		others++
 		return others > 2
