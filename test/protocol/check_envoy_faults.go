@@ -55,7 +55,8 @@ func envoyFaultChecks() []Check {
 			func(ctx context.Context, l *lab) error {
 				return forgedThrough(ctx, l, frontBare)
 			}),
-		throughEnvoy("picker-down-is-503", FromProtocol, "Without a picker, and failing closed with 503, a request reaches no endpoint, whatever destination it brings.", pickerDown),
+		throughEnvoy("picker-down-is-503", FromProtocol,
+			"Without a picker, and failing closed with 503, a request reaches no endpoint, whatever destination it brings.", pickerDown),
 		throughEnvoy("picker-down-forged-headers", FromUs, "Without a picker, and failing open, forged headers reach no endpoint either.", pickerDownOpen),
 		throughEnvoy("picker-back", FromUs, "When the picker is back, requests are picked again.", func(ctx context.Context, l *lab) error {
 			l.envoy.link.down()

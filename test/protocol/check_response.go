@@ -183,7 +183,8 @@ func eventsNotHeld(ctx context.Context, l *lab) error {
 			event = append([]byte("}\n\n"), event...)
 		}
 		sent += len(event)
-		if !s.send(responseBody(event, false)) || !s.await("return of a piece before the next is sent", func() bool { return len(s.responseBody) == sent }) {
+		returned := func() bool { return len(s.responseBody) == sent }
+		if !s.send(responseBody(event, false)) || !s.await("return of a piece before the next is sent", returned) {
 			break
 		}
 	}

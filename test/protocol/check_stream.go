@@ -41,7 +41,7 @@ func streamChecks() []Check {
 		{
 			ID: "stream/interleaved", Source: FromUs,
 			Rule: "The messages of 100 streams in random order do not mix: each gets its own body back.",
-			run:  func(ctx context.Context, l *lab) error { return interleaved(ctx, l) },
+			run:  interleaved,
 		},
 		{
 			ID: "stream/stuck", Source: FromUs,
