@@ -39,7 +39,7 @@ type Config struct {
 	// MaxKV is the share of a worker's KV cache that its requests and a new prompt may
 	// take for the worker to be picked, unless it has no requests; 0 to 1, 0 = no
 	// limit. An engine that is full makes newcomers wait and throws running sequences
-	// out, so what comes after them waits too. Answers need the rest: 0.8 in simulated
+	// out, so what comes after them waits too. Answers need the rest: 0.7 in simulated
 	// fleets.
 	MaxKV float64 `yaml:"maxKV"`
 	// SLOTTFTMs and SLOTPOTMs are the targets of requests that name none, ms of the

@@ -70,8 +70,8 @@ func Policies() []Named {
 // The limits of a worker with flow control: its queue, ms, and the share of its KV
 // cache that requests take.
 const (
-	admitQueueMs = 2000
-	admitKV      = 0.8
+	admitQueueMs = 1000
+	admitKV      = 0.7
 )
 
 func admits(s Setup) policies.Policy {
