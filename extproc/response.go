@@ -20,7 +20,7 @@ func (s *stream) responseHeaders(now time.Time, in *extprocv3.ProcessingRequest,
 	if addr != "" && s.booked {
 		s.served(now, addr)
 		s.left = s.srv.cfg.LeaveStreaming && !s.srv.silent.Load() && s.phase == sent && !s.complete &&
-			s.responseMode == extprocfilterv3.ProcessingMode_NONE && streams(h.GetHeaders())
+			s.responseMode == extprocfilterv3.ProcessingMode_NONE && streams(h.GetHeaders()) && s.srv.router.reports(s.id)
 	}
 	return append(out, responseHeadersAnswer())
 }

@@ -196,8 +196,8 @@ type Hello struct {
 	Deployment string
 	// LeaseMs is how long the worker counts as present without another record, ms.
 	LeaseMs uint32
-	// Admin is the ip:port of the agent's pages for operators, empty if there are
-	// none. Pickers pass it on to people; they do not ask there themselves.
+	// Admin is where the agent's pages for operators are, empty if there are none:
+	// ip:port, with a path behind it where one address has those of several workers. Pickers pass it on to people; they do not ask there themselves.
 	Admin string
 	// Ranks is the number of data-parallel ranks with a cache of their own; 0 says
 	// the same as 1.

@@ -121,7 +121,7 @@ func same(a, b *kvindex.Hello) bool {
 	return a.Address == b.Address && a.Role == b.Role && a.Model == b.Model && a.BlockSize == b.BlockSize &&
 		a.Deployment == b.Deployment && slices.Equal(a.Served, b.Served) && slices.Equal(a.Adapters, b.Adapters) &&
 		slices.Equal(a.Loading, b.Loading) && slices.Equal(a.Tiers, b.Tiers) &&
-		a.Zone == b.Zone && a.Rack == b.Rack && a.Domain == b.Domain && a.Lockstep == b.Lockstep
+		a.Zone == b.Zone && a.Rack == b.Rack && a.Domain == b.Domain && a.Lockstep == b.Lockstep && a.Bare == b.Bare
 }
 
 // deployment is the one of that name, else the default one, else the first.
@@ -140,6 +140,10 @@ func (p *Pool) deployment(name string) timing.Deployment {
 // load applies a report: first what it says of bookings, then its figures, which
 // include exactly the accepted ones.
 func (p *Pool) load(w *worker, l *kvindex.Load, now time.Time) {
+	if w.hello.Bare {
+		p.bare(w, l, now)
+		return
+	}
 	if p.config.Learn && !w.hello.Lockstep { // whose steps take as long as other ranks'
 		p.watch(w, l, now)
 		defer p.relearn(now)

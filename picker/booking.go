@@ -83,7 +83,8 @@ const (
 
 // leg is what a booking puts on one worker.
 type leg struct {
-	on *worker // nil: on none
+	on    *worker // nil: on none
+	since time.Time
 	// uncached and cached are the prompt's tokens to prefill there and those that
 	// need none; both 0 on the decode worker of a pair.
 	uncached, cached int
@@ -100,7 +101,7 @@ func (l *leg) area() int { return l.uncached * (2*l.cached + l.uncached) }
 
 // place puts a leg on w.
 func (l *leg) place(w *worker, now time.Time) {
-	l.on, l.accepted = w, false
+	l.on, l.since, l.accepted = w, now, false
 	w.open++
 	if l.shared {
 		w.shared++

@@ -53,7 +53,8 @@ type Pool struct {
 	shared     int  // bookings that are not our own
 	spare      *booking
 	pending    []announcement
-	seq        uint64 // of the last announcement
+	seq        uint64  // of the last announcement
+	typical    float64 // uncached tokens of a prompt
 
 	sessions sessions
 	rules    rules
@@ -85,7 +86,7 @@ const (
 // default deployment that the table lacks stands for the table's first.
 func NewPool(config Config, table timing.Table) *Pool {
 	p := &Pool{
-		config: config, table: table, bookings: make(map[string]*booking), outgoing: make(chan struct{}, 1),
+		config: config, table: table, typical: typicalTokens, bookings: make(map[string]*booking), outgoing: make(chan struct{}, 1),
 		board: board{seats: []int32{}},
 		fleet: Fleet{
 			Policy: config.Policy, Alpha: config.Alpha, ChunkTokens: config.ChunkTokens,
@@ -216,6 +217,7 @@ func (p *Pool) book(req *Request, plan *Plan, now time.Time) {
 	}
 	if req.Model != "" {
 		prefill.uncached, prefill.cached = max(1, plan.ISL-plan.Cached), plan.Cached
+		p.note(prefill.uncached)
 	}
 	b.decode.place(p.workers[p.picking.choice.target], now)
 	if plan.Prefill != nil {

@@ -379,7 +379,7 @@ func (s *poolScript) record(t *testing.T, d *datadriven.TestData) *kvindex.Recor
 	switch d.Cmd {
 	case "hello":
 		r.Kind = kvindex.KindHello
-		h := &kvindex.Hello{Address: id + ":8000", Ready: !d.HasArg("down"), Model: "base", Served: []string{"m"}, BlockSize: 16, LeaseMs: 3000}
+		h := &kvindex.Hello{Address: id + ":8000", Ready: !d.HasArg("down"), Model: "base", Served: []string{"m"}, BlockSize: 16, LeaseMs: 3000, Bare: d.HasArg("bare")}
 		role := h.Role.String()
 		d.MaybeScanArgs(t, "role", &role)
 		d.MaybeScanArgs(t, "deployment", &h.Deployment)
@@ -399,6 +399,7 @@ func (s *poolScript) record(t *testing.T, d *datadriven.TestData) *kvindex.Recor
 		d.MaybeScanArgs(t, "waiting", &l.Waiting)
 		d.MaybeScanArgs(t, "queued", &l.QueuedTokens)
 		d.MaybeScanArgs(t, "context", &l.ContextTokens)
+		d.MaybeScanArgs(t, "age", &l.AgeMs)
 		if arg, ok := d.Arg("accepted"); ok {
 			l.Accepted = arg.Vals
 		}

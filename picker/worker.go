@@ -105,13 +105,18 @@ const maxCount, maxSum = 1 << 24, 1 << 36
 // report takes over the figures of a load report. The caller has marked what it
 // accepts and ends.
 func (w *worker) report(l *kvindex.Load, now time.Time) {
+	w.figures(l, now)
+	w.queue.report(int(w.load.QueuedTokens), w.rates(), now)
+}
+
+// figures takes over all of a load report but the queue.
+func (w *worker) figures(l *kvindex.Load, now time.Time) {
 	w.load, w.loaded, w.assumed = *l, now, assumption{}
 	// What is added up must not overflow, whatever an agent says.
 	w.load.Running, w.load.Waiting = min(l.Running, maxCount), min(l.Waiting, maxCount)
 	w.load.QueuedTokens, w.load.ContextTokens = min(l.QueuedTokens, maxSum), min(l.ContextTokens, maxSum)
 	w.load.Accepted, w.load.FirstToken, w.load.Done = nil, nil, nil
 	w.others = max(-w.sharedAccepted, int(w.load.Running)+int(w.load.Waiting)-w.accepted)
-	w.queue.report(int(w.load.QueuedTokens), w.rates(), now)
 	w.touch()
 }
 

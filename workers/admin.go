@@ -86,10 +86,7 @@ func (a *Agent) adminMux() *http.ServeMux {
 		fmt.Fprintln(w, "ok")
 	})
 	mux.HandleFunc("GET /agent/state", func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", "application/json")
-		e := json.NewEncoder(w)
-		e.SetIndent("", "  ")
-		_ = e.Encode(a.State()) // the reader may be gone
+		writeJSON(w, a.State())
 	})
 	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, adminPages) })
 	mux.HandleFunc("GET /agent/content", a.serveContent)

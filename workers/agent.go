@@ -114,8 +114,8 @@ func (a *Agent) Run(ctx context.Context) error {
 	group.Go(func() error { return a.publisher.Run(background) })
 	group.Go(func() error { return a.prefill.Run(background, a.deps.Log, a.deps.Logger) })
 	group.Go(func() error { return a.follow(background, process != nil) })
-	server := a.serve(group, public, a.proxy)
-	adminServer := a.serve(group, admin, a.adminMux())
+	server := serve(group, public, a.proxy, a.deps.Logger)
+	adminServer := serve(group, admin, a.adminMux(), a.deps.Logger)
 
 	ended := awaitEnd(ctx, background, process)
 	a.drain(background, server, ended == nil)
@@ -212,10 +212,10 @@ func (a *Agent) adminAdvertised() string {
 }
 
 // serve answers HTTP on a listener, in the group. A nil listener serves nothing.
-func (a *Agent) serve(group *errgroup.Group, l net.Listener, h http.Handler) *http.Server {
+func serve(group *errgroup.Group, l net.Listener, h http.Handler, logger *slog.Logger) *http.Server {
 	s := &http.Server{
 		Handler: h, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute,
-		ErrorLog: slog.NewLogLogger(a.deps.Logger.Handler(), slog.LevelDebug),
+		ErrorLog: slog.NewLogLogger(logger.Handler(), slog.LevelDebug),
 	}
 	if l == nil {
 		return s

@@ -1,11 +1,13 @@
 package workers
 
 import (
+	"math"
 	"slices"
 	"sync"
 	"time"
 
 	"github.com/kvlane/kvlane/kvindex"
+	"github.com/kvlane/kvlane/workers/engine"
 )
 
 // maxSamples bounds each list of a load report that is waiting for the log.
@@ -25,6 +27,17 @@ type load struct {
 	queued  uint64 // sum of the uncached tokens of requests before their first token
 	context uint64 // sum of the tokens of requests after their first token
 	waiting int
+	// page is what the engine's metrics page said, in place of what is counted here;
+	// bare is set where nothing is.
+	bare bool
+	page *reading
+}
+
+// reading is a bare engine's load.
+type reading struct {
+	at               time.Time // when it was asked for
+	running, waiting uint32
+	context          uint64 // tokens of KV in use
 }
 
 // request is one request in flight. Its methods are for one goroutine.
@@ -195,7 +208,45 @@ func (l *load) snapshot() kvindex.Load {
 	out.Waiting = uint32(l.waiting)
 	out.QueuedTokens = l.queued
 	out.ContextTokens = l.context
+	if l.page != nil {
+		out.Running, out.Waiting, out.ContextTokens = l.page.running, l.page.waiting, l.page.context
+		age := time.Since(l.page.at)
+		out.AgeMs = uint32(min(max(1, (age+time.Millisecond-1)/time.Millisecond), math.MaxUint32))
+	}
 	return out
+}
+
+// read takes over what a bare engine's metrics page said of its load when it was
+// asked at a time. A use of KV that it does not say stays as it was.
+func (l *load) read(m *engine.Metrics, at time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	page := &reading{at: at, running: uint32(m.Running), waiting: uint32(m.Waiting)}
+	if m.KVUsage >= 0 || l.report.KVTotal == 0 {
+		l.report.KVUsed, l.report.KVTotal = usedBlocks(*m), uint32(m.KVBlocks)
+	}
+	if m.Running > 0 {
+		page.context = uint64(l.report.KVUsed) * uint64(m.BlockSize)
+	}
+	same := l.page != nil && l.page.running == page.running && l.page.waiting == page.waiting
+	l.page = page
+	if !same || page.running+page.waiting > 0 { // what is booked since is in it
+		l.signal()
+	}
+}
+
+// unread forgets what a page said: the engine is gone.
+func (l *load) unread() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.page = nil
+}
+
+// known reports whether there is a load to report.
+func (l *load) known() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return !l.bare || l.page != nil
 }
 
 // putBack returns what a report that did not reach the log had taken.

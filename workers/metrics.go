@@ -34,6 +34,7 @@ type Metrics struct {
 
 	// The engine.
 	EngineUp prometheus.Gauge
+	Unread   prometheus.Counter
 }
 
 // NewMetrics makes the figures and registers them.
@@ -83,6 +84,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		Unlearned: counters("unlearned_total", "Answers that taught nothing, by reason: known, no_ids, no_block_size, too_long.", "reason"),
 
 		EngineUp: gauge("engine_up", "1 if the engine takes requests."),
+		Unread:   counter("engine_unread_total", "Looks at a bare engine's metrics page that did not show its load."),
 	}
 	reg.MustRegister(m.FirstByte)
 	return m

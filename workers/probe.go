@@ -24,7 +24,13 @@ const (
 	failuresToDown = 3
 	// modelsEvery is how many looks pass between two readings of the model list.
 	modelsEvery = 4
+	// figuresStale is for how long a bare engine's last figures stand for its load when
+	// its metrics page cannot be read. After that it takes no requests.
+	figuresStale = 5 * time.Second
 )
+
+// errNoFigures says that a page lacks the numbers of requests.
+var errNoFigures = errors.New("it does not say how many requests run and wait")
 
 // startPatience is how long an engine may be silent at first before that is
 // logged; real ones take a minute, and whoever waits wants to know for what.
@@ -53,6 +59,12 @@ type prober struct {
 	changed func()     // called after each change of Up or of the models
 	renewed func(life) // called when the process is known to be another one
 	timeout time.Duration
+	// pace is set for a bare engine: its metrics page is its load, and is read at that
+	// pace. Its health is asked for every now and then all the same.
+	pace      *pace
+	fullAt    time.Time // when its health was last asked for
+	figuresAt time.Time // when its load was last read; zero for never in this life
+	missing   bool      // the last look did not show it
 
 	alive    bool // the process answered since it was last found gone
 	failures int
@@ -91,13 +103,24 @@ func (p *prober) Run(ctx context.Context) error {
 			return nil
 		case <-timer.C:
 		case <-p.kick:
+			p.fullAt = time.Time{}
 		}
 		p.look(ctx)
-		if p.alive {
-			timer.Reset(p.every)
-		} else {
-			timer.Reset(min(p.every, awaitEvery))
-		}
+		timer.Reset(p.pause())
+	}
+}
+
+// pause is how long to wait until the next look.
+func (p *prober) pause() time.Duration {
+	switch {
+	case p.pace == nil && p.alive:
+		return p.every
+	case p.pace == nil:
+		return min(p.every, awaitEvery)
+	case p.failures > 0 || p.missing || !p.alive:
+		return max(p.every, p.pace.least())
+	default:
+		return p.pace.after(&p.state.Load().Metrics)
 	}
 }
 
@@ -127,22 +150,24 @@ func (p *prober) look(ctx context.Context) {
 
 // ask fills in what the engine says.
 func (p *prober) ask(ctx context.Context, next *engineState) error {
-	if err := p.client.Health(ctx); err != nil {
-		return err
-	}
-	p.looks++
-	if p.looks%modelsEvery == 1 || !next.Up || len(next.Models.Served) == 0 {
-		models, err := p.client.Models(ctx)
-		if err != nil {
+	started := time.Now()
+	if p.pace == nil || p.failures > 0 || !next.Up || started.Sub(p.fullAt) >= p.every {
+		p.fullAt = started
+		if err := p.client.Health(ctx); err != nil {
 			return err
 		}
-		next.Models = models
+		if err := p.askModels(ctx, next); err != nil {
+			return err
+		}
 	}
-	started := time.Now()
+	started = time.Now()
 	m, err := p.client.Metrics(ctx)
 	if err != nil {
 		// An engine without a metrics page is served too; its figures are unknown.
 		p.log.Debug("engine metrics", "err", err)
+	}
+	if p.pace != nil && !m.Loaded() {
+		return p.missed(started, err)
 	}
 	if m.BlockSize == 0 {
 		m.BlockSize, m.KVBlocks = next.Metrics.BlockSize, max(m.KVBlocks, next.Metrics.KVBlocks)
@@ -151,6 +176,11 @@ func (p *prober) ask(ctx context.Context, next *engineState) error {
 		m.StartedAt = next.Metrics.StartedAt
 	}
 	next.Metrics = m
+	if p.pace != nil {
+		p.figuresAt, p.missing = started, false
+		p.load.read(&m, started)
+		return nil
+	}
 	if m.Waiting == 0 {
 		if !p.emptyAt.IsZero() {
 			p.load.noneWaiting(p.emptyAt)
@@ -158,6 +188,33 @@ func (p *prober) ask(ctx context.Context, next *engineState) error {
 		p.emptyAt = started
 	}
 	p.load.setKV(usedBlocks(m), uint32(m.KVBlocks))
+	return nil
+}
+
+func (p *prober) askModels(ctx context.Context, next *engineState) error {
+	p.looks++
+	if p.looks%modelsEvery != 1 && next.Up && len(next.Models.Served) > 0 {
+		return nil
+	}
+	models, err := p.client.Models(ctx)
+	if err != nil {
+		return err
+	}
+	next.Models = models
+	return nil
+}
+
+// missed is a look at a bare engine that did not show its load; err is why, nil for a
+// page without it. That is a fault if it lasts, or if nobody is there.
+func (p *prober) missed(now time.Time, err error) error {
+	p.metrics.Unread.Inc()
+	p.missing = true
+	if err == nil {
+		err = errNoFigures
+	}
+	if errors.Is(err, syscall.ECONNREFUSED) || now.Sub(p.figuresAt) > figuresStale {
+		return fmt.Errorf("metrics page: %w", err)
+	}
 	return nil
 }
 
@@ -187,6 +244,8 @@ func (p *prober) publish(old, next *engineState, refused bool) {
 	switch s, before := next.Metrics.StartedAt, old.Metrics.StartedAt; {
 	case refused && p.alive:
 		p.alive = false
+		p.figuresAt = time.Time{}
+		p.load.unread()
 		p.renewed(life{})
 	case next.Up:
 		p.alive = true

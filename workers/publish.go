@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"iter"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/kvlane/kvlane/kvindex"
@@ -81,6 +82,9 @@ type publisher struct {
 	// reach is told when the log cannot be reached any more, and with nil when it
 	// can again; nil for none.
 	reach func(error)
+	// stays: the worker goes on when this writer ends, as an engine does without its
+	// collector. No Bye is said.
+	stays atomic.Bool
 
 	// Only Run's goroutine uses the rest.
 	epochs   map[uint16]uint64
@@ -437,6 +441,9 @@ func (p *publisher) next(now time.Time) *flight {
 		}
 		p.anchored = false
 	}
+	if !now.Before(p.loadAt) && !p.load.known() {
+		p.loadAt = now.Add(loadAtLeast)
+	}
 	if !now.Before(p.loadAt) {
 		l := p.load.take()
 		f.load = &l
@@ -536,7 +543,7 @@ func (p *publisher) tell(err error) {
 }
 
 // finish writes a last Hello (not ready by now), what the load has to say, and
-// Bye, within appendTimeout and byeTimeout.
+// Bye, within appendTimeout and byeTimeout; nothing if the worker stays.
 func (p *publisher) finish(ctx context.Context) error {
 	if p.flight != nil {
 		if err := p.landed(<-p.results); err != nil { // bounded by appendTimeout
@@ -545,7 +552,7 @@ func (p *publisher) finish(ctx context.Context) error {
 	}
 	fctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), byeTimeout)
 	defer cancel()
-	if p.epochs[0] == 0 {
+	if p.epochs[0] == 0 || p.stays.Load() {
 		return nil
 	}
 	l, h := p.load.take(), p.hello()

@@ -62,7 +62,7 @@ Start with "kvlane up": a whole system on this machine, without a GPU.`,
 	})
 	root.CompletionOptions.HiddenDefaultCmd = true
 	root.AddCommand(
-		newUpCommand(), newEPPCommand(), newAgentCommand(), newEngineCommand(),
+		newUpCommand(), newEPPCommand(), newAgentCommand(), newCollectorCommand(), newEngineCommand(),
 		newReplayCommand(), newExplainCommand(), newIndexCommand(), newSimCommand(), newEnvoyConfigCommand(), newProtocolCommand(), newVersionCommand(),
 	)
 	return root
