@@ -25,6 +25,8 @@ type gated struct {
 	cancel  context.CancelFunc
 	stopped chan error
 	answers chan string // "ID status" of each request, in order
+	// unseen says that answers do not pass the server.
+	unseen bool
 }
 
 func newGated(t *testing.T, change func(*Config, *picker.Config)) *gated {
@@ -74,6 +76,9 @@ func (g *gated) ask(id string, size int, headers ...string) *request {
 	in := post("/v1/completions", append([]string{HeaderRequestID, id}, headers...)...)
 	in.ProtocolConfig = &extprocv3.ProtocolConfiguration{
 		RequestBodyMode: extprocfilterv3.ProcessingMode_FULL_DUPLEX_STREAMED, ResponseBodyMode: extprocfilterv3.ProcessingMode_FULL_DUPLEX_STREAMED,
+	}
+	if g.unseen {
+		in.ProtocolConfig.ResponseBodyMode = extprocfilterv3.ProcessingMode_NONE
 	}
 	for _, m := range []*extprocv3.ProcessingRequest{in, requestBodyMessage(fill(size), true)} {
 		if err := st.Send(m); err != nil {
@@ -236,6 +241,26 @@ func TestGateStop(t *testing.T) {
 		<-fourth.ended
 		g.want("fourth 503 kvlane_stopping")
 		second.done()
+		g.end()
+	})
+}
+
+// TestGateStopUnseen: the streams of those that were sent on end at a stop, but that is
+// no room for who waits.
+func TestGateStopUnseen(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newGated(t, nil)
+		g.unseen = true
+		first := g.ask("first", 100)
+		g.want("first routed")
+		second := g.ask("second", 1000)
+		g.want()
+		g.server.Stop()
+		<-first.ended
+		g.want()
+		<-second.ended
+		g.want("second 503 kvlane_stopping")
+		g.left = 1
 		g.end()
 	})
 }

@@ -180,8 +180,17 @@ func (r *run) receive() (*extprocv3.ProcessingRequest, bool) {
 	case <-decided:
 		return nil, true
 	case <-stopping:
+		r.part()
 		return nil, false
 	}
+}
+
+// part leaves the request to its worker, which has not ended it: a booking that was
+// closed here would look like room for one that waits.
+func (r *run) part() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.stream.left = true
 }
 
 // others are what a stream may wait for beside a message; nil for what it does
