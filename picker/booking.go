@@ -1,6 +1,7 @@
 package picker
 
 import (
+	"math"
 	"time"
 
 	"github.com/kvlane/kvlane/kvindex"
@@ -47,8 +48,8 @@ func (b *booking) tell(s *kvindex.Sample) {
 	if s.PromptTokens == 0 && cached == 0 { // no usage was seen yet
 		cached = -1
 	}
-	if s.FirstTokenMs > 0 || !b.heard {
-		b.told.TTFTMs = s.FirstTokenMs
+	if ms := s.FirstTokenMs; ms > 0 && !math.IsInf(ms, 1) {
+		b.told.TTFTMs = ms
 	}
 	if cached >= 0 || !b.heard {
 		b.told.Cached = cached

@@ -1,6 +1,7 @@
 package picker
 
 import (
+	"math"
 	"testing"
 
 	"github.com/kvlane/kvlane/kvindex"
@@ -28,6 +29,8 @@ func TestReported(t *testing.T) {
 			done: &kvindex.Sample{PromptTokens: 100, CachedTokens: 64, FirstTokenMs: 30, TotalMs: 90}, want: Report{30, 64},
 		},
 		{name: "no stream", done: &kvindex.Sample{PromptTokens: 100, CachedTokens: 0, TotalMs: 90}, want: Report{0, 0}},
+		{name: "a first token never", first: &kvindex.Sample{FirstTokenMs: math.Inf(1)}, done: &kvindex.Sample{FirstTokenMs: 40, CachedTokens: -1}, want: Report{40, -1}},
+		{name: "no number", first: &kvindex.Sample{FirstTokenMs: math.NaN()}, done: &kvindex.Sample{FirstTokenMs: -1, CachedTokens: -1}, want: Report{0, -1}},
 		{name: "silent engine", done: &kvindex.Sample{CachedTokens: -1, TotalMs: 90}, want: Report{0, -1}},
 	} {
 		p.Pick(&Request{ID: c.name, Model: "m", ISL: 100}, now)

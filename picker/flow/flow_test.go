@@ -355,3 +355,34 @@ func BenchmarkPushPump(b *testing.B) {
 		})
 	}
 }
+
+// TestWaitStandstill: where nothing is released for long, the predicted wait grows to
+// its bound and stays there.
+func TestWaitStandstill(t *testing.T) {
+	c := DefaultConfig()
+	c.TTL = 0
+	q, now := New(c), time.Unix(1000, 0)
+	for i := range 100 {
+		q.Push(Item{ID: fmt.Sprint(i), Arrived: now, Cost: 1000}, now)
+	}
+	q.Pump(now, func(*Item) bool { return false })
+	now = now.Add(time.Second)
+	first := true
+	q.Pump(now, func(*Item) bool { defer func() { first = false }(); return first })
+	last := time.Duration(0)
+	for range 200 {
+		now = now.Add(time.Minute)
+		q.Pump(now, func(*Item) bool { return false })
+		wait, ok := q.Wait(&Item{ID: "new", Cost: 10}, now)
+		if !ok {
+			break // forgotten
+		}
+		if wait < last || wait > maxWait {
+			t.Fatalf("%v after %v", wait, last)
+		}
+		last = wait
+	}
+	if last != maxWait {
+		t.Errorf("%v at last, want %v", last, maxWait)
+	}
+}

@@ -11,6 +11,9 @@ const (
 	rateWindow = 10 * time.Second
 	// rateLeast is the least time of waiting that says something about the rate.
 	rateLeast = 250 * time.Millisecond
+	// maxWait is the longest wait that is predicted: where nothing was released for
+	// minutes the rate is next to nothing.
+	maxWait = 24 * time.Hour
 )
 
 // rate is how fast a lane was released while somebody waited in it.
@@ -93,5 +96,6 @@ func (q *Queue) Wait(it *Item, now time.Time) (time.Duration, bool) {
 	if !ok {
 		return 0, false
 	}
-	return time.Duration(float64(q.Ahead(it)) / perSecond * float64(time.Second)), true
+	seconds := min(float64(q.Ahead(it))/perSecond, maxWait.Seconds())
+	return time.Duration(seconds * float64(time.Second)), true
 }
