@@ -58,6 +58,16 @@ bench-index: $(if $(BENCH_SHORT),,bench-index-peer) ## The index against Dynamo'
 bench-index-peer: ## Build Dynamo's indexers for bench-index (needs cargo; cmake and g++ for the whole decision)
 	@test/peers/dynamo-index/build
 
+.PHONY: protocol
+protocol: build ## The protocol suite against our picker, over gRPC and through Envoy (PEER=1: upstream's lightweight picker too, writes docs/protocol.md)
+	@scripts/tool envoy
+	@test/protocol/run
+
+.PHONY: test-engines
+test-engines: build ## Two real vLLM engines on the CPU behind Envoy, picker and agents; prefill and decode over NIXL (installs some 6 GB)
+	@scripts/tool cc envoy pyclient vllm
+	@go test -race -tags engines -timeout 40m -count=1 -v -run 'TestVLLM' ./test/e2e/
+
 .PHONY: sim
 sim: ## The fleet simulator against Dynamo's own replay of both traces (without the race detector, under a minute)
 	@go test -count=1 ./test/sim/...
