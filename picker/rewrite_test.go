@@ -101,7 +101,7 @@ func TestRewriteShares(t *testing.T) {
 		}
 		for _, target := range rule.Targets {
 			share := float64(target.Weight) / float64(total)
-			if got := float64(counts[target.Model]) / n; math.Abs(got-share) > 6*math.Sqrt(share*(1-share)/n)+1e-9 {
+			if got := float64(counts[target.Model]) / n; math.Abs(got-share) > 6*math.Sqrt(share*(1-share)/n)+5.0/n { // the second where few are expected
 				t.Errorf("%v: %s has %.4f, want %.4f", rule, target.Model, got, share)
 			}
 		}

@@ -409,7 +409,8 @@ func (e *engine) hello() kvindex.Record {
 		Hello: &kvindex.Hello{
 			Role: role, Address: address(e.owner), Ready: true, Model: model, Served: []string{model}, NoEvents: e.fleet.cfg.Modelled,
 			BlockSize: uint32(e.fleet.cfg.Trace.BlockSize), KVBlocks: uint32(e.fleet.cfg.Blocks),
-			Tiers: tiers, Deployment: e.fleet.cfg.timingOf(e.index).Name, LeaseMs: 1 << 31, // it says Bye when it goes
+			Tiers: tiers, Lockstep: e.fleet.cfg.Group > 1,
+			Deployment: e.fleet.cfg.timingOf(e.index).Name, LeaseMs: 1 << 31, // it says Bye when it goes
 		},
 	}
 }
