@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -134,6 +135,7 @@ func TestVLLM(t *testing.T) {
 	engines := []*vllm{{name: "vllm0"}, {name: "vllm1"}}
 	r := startVLLM(t, "", engines...)
 	t.Run("Conversations", func(t *testing.T) { r.testConversations(t) })
+	t.Run("Prediction", func(t *testing.T) { r.testPrediction(t) })
 	t.Run("Aborts", func(t *testing.T) { r.testAborts(t, engines) })
 	t.Run("Restart", func(t *testing.T) { r.testRestart(t, engines[0]) })
 	t.Run("Drain", func(t *testing.T) { r.testDrain(t, engines[1]) })
@@ -175,7 +177,9 @@ func (r *rig) testConversations(t *testing.T) {
 			if d.at != "" && plan.Served != d.at {
 				t.Errorf("talk %d, turn %d went to %s, not to %s that holds it: %+v", i, turn, plan.Served, d.at, plan)
 			}
-			if got := a.usage.Details.Cached; plan.Cached > got || got-plan.Cached > 2*vllmBlock {
+			// One block more: the answer's ids are learned for the next turn, and an engine of
+			// random weights writes what its tokenizer, reading it again, cuts otherwise.
+			if got := a.usage.Details.Cached; plan.Cached-got > vllmBlock || got-plan.Cached > 2*vllmBlock {
 				t.Errorf("talk %d, turn %d: %d tokens predicted to be cached, vLLM reports %d", i, turn, plan.Cached, got)
 			}
 			errs = append(errs, float64(plan.Cached-a.usage.Details.Cached))
@@ -190,6 +194,29 @@ func (r *rig) testConversations(t *testing.T) {
 	slices.Sort(errs)
 	t.Logf("predicted less reported cached tokens, least to greatest: %v", errs)
 	r.verifyIndex(t)
+}
+
+// testPrediction shows how well the time to first token is predicted on a real engine.
+// The constants that the picker starts from are those of a GPU and another model, so
+// the later requests show what it has learned. Nothing is asserted of times.
+func (r *rig) testPrediction(t *testing.T) {
+	const n = 120
+	s := r.stack()
+	var errs []float64
+	for i := range n {
+		q := question{Model: vllmName, Prompt: story(fmt.Sprintf("lot %d", i), 3+i*7%60), MaxTokens: 4, IgnoreEOS: true}.streamed()
+		plan := s.plan(t, r.gateway.ask(t, q))
+		if plan.Reported == nil {
+			t.Errorf("request %d: nothing was reported: %+v", i, plan)
+			continue
+		}
+		errs = append(errs, math.Abs(plan.TTFTMs-plan.Reported.TTFTMs)/plan.Reported.TTFTMs)
+	}
+	for _, part := range [][]float64{errs[:len(errs)/3], errs[len(errs)/3 : 2*len(errs)/3], errs[2*len(errs)/3:]} {
+		sorted := slices.Sorted(slices.Values(part))
+		t.Logf("%d predictions of the time to first token: off by %.0f %% in the median, %.0f %% at p90",
+			len(sorted), 100*sorted[len(sorted)/2], 100*sorted[len(sorted)*9/10])
+	}
 }
 
 // testAborts: what clients give up leaves the engines.
