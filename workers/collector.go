@@ -45,10 +45,10 @@ type Collector struct {
 // watched is one engine under watch.
 type watched struct {
 	*follower
-	target  Target
-	stop    context.CancelFunc
-	ended   chan struct{}
-	series  *registrations
+	target Target
+	stop   context.CancelFunc
+	ended  chan struct{}
+	series *registrations
 }
 
 // NewCollector makes a collector; Run does the work. targets is the list of engines at

@@ -20,6 +20,8 @@ func TestMistakes(t *testing.T) {
 		{"engine vllm", `unknown command "vllm" for "kvlane engine"`},
 		{"protocol-test", "--target: want the host:port of a picker's ext_proc service"},
 		{"protocol-test --target " + nobody, "endpoints: want the ip:port list"},
+		{"collector", "no engines: give --engine or --engines-file"},
+		{"collector --engine pod:8000 --engine 10.0.0.1:1,x=y", `engine "pod:8000": its host is no IP address`},
 		{"explain --frob", "unknown flag: --frob; see kvlane explain --help"},
 		{"explain x --admin " + nobody, "no picker at " + nobody + " (is `kvlane up` running?)"},
 	} {
