@@ -235,7 +235,7 @@ func (g *gate) judge(now time.Time, id string, p *picker.Plan, own picker.SLO) *
 		return nil
 	}
 	g.router.Close(now, id)
-	return &Refusal{Cause: CauseHopeless, RetryAfter: max(time.Second, milliseconds(p.TTFTMs-target))}
+	return &Refusal{Cause: CauseHopeless, RetryAfter: retryAfter(milliseconds(p.TTFTMs - target))}
 }
 
 // misses reports whether a plan is predicted to miss a target that the same plan
@@ -274,11 +274,14 @@ func (g *gate) refuse(now time.Time, t *ticket, cause Cause) *Refusal {
 	if !known && t.prospect.TokensPerSecond > 0 {
 		wait = seconds(float64(g.queue.Ahead(&t.item)) / t.prospect.TokensPerSecond)
 	}
-	return &Refusal{Cause: cause, RetryAfter: max(time.Second, min(wait, maxRetryAfter))}
+	return &Refusal{Cause: cause, RetryAfter: retryAfter(wait)}
 }
 
 // maxRetryAfter bounds what a client is told to wait.
 const maxRetryAfter = 10 * time.Minute
+
+// retryAfter is what a client is told of a predicted wait.
+func retryAfter(wait time.Duration) time.Duration { return max(time.Second, min(wait, maxRetryAfter)) }
 
 // stop lets what waits wait until then.
 func (g *gate) stop(by time.Time) {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
@@ -15,6 +16,7 @@ import (
 	extprocfilterv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 
+	"github.com/kvlane/kvlane/kvindex"
 	"github.com/kvlane/kvlane/picker"
 )
 
@@ -390,4 +392,19 @@ func TestGateHistory(t *testing.T) {
 		}
 		g.end()
 	})
+}
+
+// TestRetryAfterBounded: a client is told to come back after ten minutes at most,
+// whatever a worker says of its queue.
+func TestRetryAfterBounded(t *testing.T) {
+	pc := picker.DefaultConfig()
+	pc.MaxQueueMs = 1
+	w := newWorld(t, Default(), pc)
+	w.worker("w1", hello("192.0.2.10:8000"))
+	w.pool.Apply(&kvindex.Record{Owner: kvindex.Owner{Worker: "w1"}, Epoch: 1, Term: 1, Kind: kvindex.KindLoad,
+		Load: &kvindex.Load{Waiting: 1, QueuedTokens: math.MaxUint64}}, w.now)
+	_, r := w.server.router.Route(w.now, Ask{ID: "r", Method: "POST", Path: "/v1/completions", Body: fill(100)})
+	if r == nil || r.Cause != CauseOverloaded || r.RetryAfter != maxRetryAfter {
+		t.Errorf("got %+v, want %s for %v", r, CauseOverloaded, maxRetryAfter)
+	}
 }

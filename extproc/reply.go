@@ -140,7 +140,7 @@ func refusalOf(d *Decision) *Refusal {
 			r.Cause, r.RetryAfter = CauseNoEndpoint, time.Second
 		}
 	case picker.ReasonOverloaded:
-		r.RetryAfter = max(time.Second, time.Duration(p.RetryAfterMs*float64(time.Millisecond)))
+		r.RetryAfter = retryAfter(milliseconds(p.RetryAfterMs))
 	case picker.ReasonNoEndpoint, picker.ReasonSubset:
 		r.RetryAfter = time.Second
 	default:
