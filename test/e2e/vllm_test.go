@@ -31,6 +31,7 @@ const (
 // vllm is a real engine with its agent.
 type vllm struct {
 	rig    *rig
+	top    *testing.T // the test that the engine lasts for
 	name   string
 	engine client
 	agent  client
@@ -64,7 +65,8 @@ func (v *vllm) launch(t *testing.T) {
 	}, v.args...)
 	env := append([]string{"VLLM_CPU_KVCACHE_SPACE=1", "OMP_NUM_THREADS=1", "VLLM_CPU_OMP_THREADS_BIND=nobind", "HF_HUB_OFFLINE=1", "VLLM_NO_USAGE_STATS=1"}, v.env...)
 	v.proc = v.rig.run(t, fmt.Sprintf("%s-%d", v.name, v.runs), env, filepath.Join(folder, "bin", "vllm"), args...)
-	t.Cleanup(func() { v.proc.Stop(grace) })
+	proc := v.proc
+	v.top.Cleanup(func() { proc.Stop(grace) })
 }
 
 // startVLLM starts engines, their agents, a picker and Envoy, and waits until
@@ -77,7 +79,7 @@ func startVLLM(t *testing.T, config string, engines ...*vllm) *rig {
 	}
 	r := startRig(t, config, agents...)
 	for i, v := range engines {
-		v.rig, v.port = r, porttest.Take(t, 8)
+		v.rig, v.top, v.port = r, t, porttest.Take(t, 8)
 		v.admin = addr(porttest.Take(t, 1))
 		v.engine, v.agent = newClient(t, "http://"+addr(v.port)), newClient(t, "http://"+agents[i])
 		for j := range v.env {
