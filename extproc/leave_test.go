@@ -28,6 +28,7 @@ func TestLeave(t *testing.T) {
 		{"bodies pass here", true, duplex, "192.0.2.10:8000", "200", "text/event-stream", false},
 		{"the gateway's own answer", true, none, "", "200", "text/event-stream", false},
 		{"an error", true, none, "192.0.2.10:8000", "502", "text/event-stream", false},
+		{"no agent", true, none, "192.0.2.10:8000", "200", "text/event-stream", false},
 		{"a document", true, none, "192.0.2.10:8000", "200", "application/json", false},
 	}
 	for _, c := range cases {
@@ -36,7 +37,9 @@ func TestLeave(t *testing.T) {
 			cfg.LeaveStreaming = c.allowed
 			w := newWorld(t, cfg, picker.DefaultConfig())
 			w.server.SetReports(c.name != "no reports arrive")
-			w.worker("w1", hello("192.0.2.10:8000"))
+			h := hello("192.0.2.10:8000")
+			h.Bare = c.name == "no agent"
+			w.worker("w1", h)
 			open := func() *stream {
 				st := newStream(w.server)
 				st.responseMode = c.mode

@@ -98,7 +98,7 @@ func (r *Router) Served(now time.Time, id, address string) { r.pool.Served(id, a
 // Reported is what the worker said of a request that is under way; false if nothing.
 func (r *Router) Reported(id string) (picker.Report, bool) { return r.pool.Reported(id) }
 
-// reports reports whether an agent tells of a booking's end.
+// reports is true where an agent tells of a booking's end.
 func (r *Router) reports(id string) bool { return r.pool.Reports(id) }
 
 func (r *Router) booked(id string) bool { return r.pool.Booked(id) }

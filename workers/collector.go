@@ -22,6 +22,9 @@ import (
 // refreshEvery is the pause between two looks at which engines there are.
 const refreshEvery = time.Second
 
+// errNoList says that the list of engines was not read yet.
+var errNoList = errors.New("not read yet")
+
 // Collector watches bare engines: those that have no agent before them. For each it
 // writes to the log what an agent would, but for what only a proxy can see: which
 // requests came and how they went, and what texts became of tokens. So load is what
@@ -39,7 +42,7 @@ type Collector struct {
 
 	mu      sync.Mutex
 	watched map[kvindex.WorkerID]*watched
-	fault   error // of the last list; nil if it was taken over
+	fault   error // of the last list; nil once it was taken over
 }
 
 // watched is one engine under watch.
@@ -60,7 +63,7 @@ func NewCollector(cfg CollectorConfig, targets func() ([]Target, error), deps De
 	}
 	return &Collector{
 		cfg: cfg, targets: targets, deps: deps, transport: newTransport(), listening: make(chan struct{}),
-		watched: make(map[kvindex.WorkerID]*watched),
+		watched: make(map[kvindex.WorkerID]*watched), fault: errNoList,
 	}, nil
 }
 
@@ -218,11 +221,11 @@ func (c *Collector) endAll() {
 
 // run follows the engine without anything before it. It fails only when another
 // writer has taken over the worker's name.
-func (w *follower) run(ctx context.Context) error {
+func (a *follower) run(ctx context.Context) error {
 	group, gctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return w.prober.Run(gctx) })
-	group.Go(func() error { return w.publisher.Run(gctx) })
-	group.Go(func() error { return w.follow(gctx, false) })
+	group.Go(func() error { return a.prober.Run(gctx) })
+	group.Go(func() error { return a.publisher.Run(gctx) })
+	group.Go(func() error { return a.follow(gctx, false) })
 	return group.Wait()
 }
 

@@ -127,9 +127,9 @@ func TestScrapeInterval(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				p := &pages{metrics: c.page}
 				bare(t, p, memlog.New(memlog.Options{}), c.engines)
-				time.Sleep(10 * time.Second) // the bubble's clock
+				<-time.After(10 * time.Second) // on the bubble's clock
 				p.readings()
-				time.Sleep(10 * time.Second)
+				<-time.After(10 * time.Second) // on the bubble's clock
 				p.mu.Lock()
 				health := p.health
 				p.mu.Unlock()
@@ -150,12 +150,12 @@ func TestScrapeFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &pages{}
 		f := bare(t, p, memlog.New(memlog.Options{}), 1)
-		time.Sleep(20 * time.Second)
+		<-time.After(20 * time.Second) // on the bubble's clock
 		if f.load.known() || f.notReady() == nil {
 			t.Errorf("never read: load %+v, ready: %v", f.load.now(), f.notReady())
 		}
 		p.set(vllmPage(3, 2))
-		time.Sleep(5 * time.Second)
+		<-time.After(5 * time.Second) // on the bubble's clock
 		if l := f.load.now(); l.Running != 3 || l.Waiting != 2 || l.KVUsed != 250 || l.KVTotal != 1000 || l.ContextTokens != 4000 || l.AgeMs < 1 || l.AgeMs > 101 {
 			t.Errorf("%+v", l)
 		}
@@ -167,16 +167,16 @@ func TestScrapeFails(t *testing.T) {
 			t.Errorf("%+v", h)
 		}
 		p.set("vllm:num_requests_running 0\n") // not all of it
-		time.Sleep(2 * time.Second)
+		<-time.After(2 * time.Second)          // on the bubble's clock
 		if l := f.load.now(); l.Running != 3 || l.Waiting != 2 || l.AgeMs < 1900 || l.AgeMs > 2200 || f.notReady() != nil {
 			t.Errorf("after 2 s: %+v, %v", l, f.notReady())
 		}
-		time.Sleep(6 * time.Second)
+		<-time.After(6 * time.Second) // on the bubble's clock
 		if l := f.load.now(); l.Running != 3 || f.notReady() == nil || !strings.Contains(f.notReady().Error(), errNoFigures.Error()) {
 			t.Errorf("after 8 s: %+v, %v", l, f.notReady())
 		}
 		p.set(vllmPage(1, 0))
-		time.Sleep(time.Second)
+		<-time.After(time.Second) // on the bubble's clock
 		if l := f.load.now(); l.Running != 1 || f.notReady() != nil {
 			t.Errorf("back again: %+v, %v", l, f.notReady())
 		}
@@ -193,7 +193,7 @@ func TestScrapedEngines(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				f := bare(t, p, memlog.New(memlog.Options{}), 1)
-				time.Sleep(time.Second)
+				<-time.After(time.Second) // on the bubble's clock
 				l, h := f.load.now(), f.hello()
 				if l.Running != 3 || l.Waiting != 2 || l.KVUsed != 250 || l.KVTotal != 1000 || l.ContextTokens != 4000 || h.BlockSize != 16 || !h.Ready {
 					t.Errorf("load %+v, hello %+v", l, h)

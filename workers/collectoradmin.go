@@ -49,7 +49,9 @@ func writeJSON(w http.ResponseWriter, v any) {
 	w.Header().Set("Content-Type", "application/json")
 	e := json.NewEncoder(w)
 	e.SetIndent("", "  ")
-	_ = e.Encode(v) // the reader may be gone
+	if err := e.Encode(v); err != nil {
+		return // the reader is gone
+	}
 }
 
 // State is every engine's state at this moment, by the workers' names.

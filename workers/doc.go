@@ -1,4 +1,5 @@
-// Package workers is the agent that runs beside one engine.
+// Package workers is the agent that runs beside one engine, and the collector that
+// watches many without.
 //
 // It attaches to an engine or starts one, and does four things. It follows the
 // engine's KV events, notices what was lost, and writes what the engine holds to
@@ -27,6 +28,9 @@
 // of its cache, made of the requests that pass and corrected by the cached tokens
 // that it reports, is published in their place. Of hybrid models every KV-cache
 // group is published under a number of its own, and Hello says what each needs.
+//
+// Engines without an agent are followed by a [Collector]: the same but for the
+// proxy, and the load is what the engine's metrics page says.
 //
 // Invariants. One goroutine writes to the log. No request waits for the log.
 // With no request in flight, every load figure is 0. The engine sees no header

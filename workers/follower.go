@@ -46,97 +46,97 @@ type follower struct {
 }
 
 func newFollower(cfg Config, deps Deps, m *Metrics, client *engine.Client) *follower {
-	w := &follower{
+	a := &follower{
 		cfg: cfg, deps: deps, metrics: m, engine: client, load: newLoad(), term: uint64(time.Now().UnixMilli()),
 	}
-	w.prober = newProber(client, cfg, w.load, m, deps.Logger)
-	w.reach = w.logReach
-	return w
+	a.prober = newProber(client, cfg, a.load, m, deps.Logger)
+	a.reach = a.logReach
+	return a
 }
 
 // open makes what depends on the worker's name and address.
-func (w *follower) open() {
-	w.publisher = newPublisher(w.deps.Log, w.cfg.WorkerID, w.term, w.hello, w.load, w.metrics)
-	w.publisher.reach = w.reach
-	w.prober.changed = w.publisher.announce
-	w.prober.renewed = w.renewed
-	w.makeFeeds()
+func (a *follower) open() {
+	a.publisher = newPublisher(a.deps.Log, a.cfg.WorkerID, a.term, a.hello, a.load, a.metrics)
+	a.publisher.reach = a.reach
+	a.prober.changed = a.publisher.announce
+	a.prober.renewed = a.renewed
+	a.makeFeeds()
 }
 
 // logReach logs whether the log can be reached.
-func (w *follower) logReach(err error) {
+func (a *follower) logReach(err error) {
 	switch {
 	case errors.Is(err, kvindex.ErrDenied):
-		w.deps.Logger.Error("the log refuses the user or password of its URL (AUTH); requests are served all the same", "err", err)
+		a.deps.Logger.Error("the log refuses the user or password of its URL (AUTH); requests are served all the same", "err", err)
 		return
 	case err != nil:
-		w.deps.Logger.Warn("the log cannot be reached; requests are served all the same", "err", err)
+		a.deps.Logger.Warn("the log cannot be reached; requests are served all the same", "err", err)
 		return
 	}
-	w.deps.Logger.Info("the log is reached again")
+	a.deps.Logger.Info("the log is reached again")
 }
 
-func (w *follower) makeFeeds() {
-	model := func() string { return w.prober.state.Load().Models.Base }
-	for i, events := range w.cfg.KVEvents {
+func (a *follower) makeFeeds() {
+	model := func() string { return a.prober.state.Load().Models.Base }
+	for i, events := range a.cfg.KVEvents {
 		replay := ""
-		if i < len(w.cfg.KVReplay) && !polled(events) {
-			replay = w.cfg.KVReplay[i]
+		if i < len(a.cfg.KVReplay) && !polled(events) {
+			replay = a.cfg.KVReplay[i]
 		}
-		w.feeds = append(w.feeds, newFeed(w.cfg, uint16(i), events, replay, model, w.publisher, w.metrics, w.deps.Logger))
+		a.feeds = append(a.feeds, newFeed(a.cfg, uint16(i), events, replay, model, a.publisher, a.metrics, a.deps.Logger))
 	}
-	if len(w.feeds) == 0 {
-		f := newFeed(w.cfg, 0, "", "", model, w.publisher, w.metrics, w.deps.Logger)
-		w.feeds = append(w.feeds, f)
+	if len(a.feeds) == 0 {
+		f := newFeed(a.cfg, 0, "", "", model, a.publisher, a.metrics, a.deps.Logger)
+		a.feeds = append(a.feeds, f)
 	}
-	for _, f := range w.feeds {
-		f.sawBlockSize = func(n int) { w.blockSize.CompareAndSwap(0, int64(n)) }
+	for _, f := range a.feeds {
+		f.sawBlockSize = func(n int) { a.blockSize.CompareAndSwap(0, int64(n)) }
 		f.sawGroups = func(list []kvindex.GroupSpec) {
-			if old := w.groups.Load(); old == nil && list == nil || old != nil && slices.Equal(*old, list) {
+			if old := a.groups.Load(); old == nil && list == nil || old != nil && slices.Equal(*old, list) {
 				return // another rank said it
 			}
-			w.groups.Store(&list)
-			w.publisher.announce()
+			a.groups.Store(&list)
+			a.publisher.announce()
 		}
 	}
 }
 
 // follow waits for the engine's first sign of life, if limited no longer than
 // StartTimeout, then follows its events.
-func (w *follower) follow(ctx context.Context, limited bool) error {
+func (a *follower) follow(ctx context.Context, limited bool) error {
 	wait := ctx
 	if limited {
 		var cancel context.CancelFunc
-		wait, cancel = context.WithTimeout(ctx, w.cfg.StartTimeout)
+		wait, cancel = context.WithTimeout(ctx, a.cfg.StartTimeout)
 		defer cancel()
 	}
-	if err := w.prober.await(wait); err != nil {
+	if err := a.prober.await(wait); err != nil {
 		if ctx.Err() != nil {
 			return nil
 		}
-		return fmt.Errorf("the engine did not become ready within %v: %w", w.cfg.StartTimeout, err)
+		return fmt.Errorf("the engine did not become ready within %v: %w", a.cfg.StartTimeout, err)
 	}
 	group, gctx := errgroup.WithContext(ctx)
-	for _, f := range w.feeds {
+	for _, f := range a.feeds {
 		group.Go(func() error { return f.Run(gctx) })
 	}
 	group.Go(func() error {
-		w.awaitFeeds(gctx)
-		w.fed.Store(true)
-		w.publisher.announce()
+		a.awaitFeeds(gctx)
+		a.fed.Store(true)
+		a.publisher.announce()
 		return nil
 	})
 	return group.Wait()
 }
 
-func (w *follower) awaitFeeds(ctx context.Context) {
+func (a *follower) awaitFeeds(ctx context.Context) {
 	timer := time.NewTimer(feedGrace)
 	defer timer.Stop()
-	for _, f := range w.feeds {
+	for _, f := range a.feeds {
 		select {
 		case <-f.connected:
 		case <-timer.C:
-			w.deps.Logger.Warn("no connection to the engine's KV events: routed by load until there is one",
+			a.deps.Logger.Warn("no connection to the engine's KV events: routed by load until there is one",
 				"endpoint", f.events)
 			return
 		case <-ctx.Done():
@@ -146,66 +146,66 @@ func (w *follower) awaitFeeds(ctx context.Context) {
 }
 
 // renewed tells all feeds that the engine began a new life.
-func (w *follower) renewed(l life) {
-	for _, f := range w.feeds {
+func (a *follower) renewed(l life) {
+	for _, f := range a.feeds {
 		f.restart(l)
 	}
 }
 
 // state is the engine's state, with the block size of its events where its
 // metrics do not say it.
-func (w *follower) state() *engineState {
-	s := w.prober.state.Load()
+func (a *follower) state() *engineState {
+	s := a.prober.state.Load()
 	if s.Metrics.BlockSize != 0 {
 		return s
 	}
 	with := *s
-	with.Metrics.BlockSize = int(w.blockSize.Load())
+	with.Metrics.BlockSize = int(a.blockSize.Load())
 	return &with
 }
 
 // notReady says why the worker takes no requests; nil if it does.
-func (w *follower) notReady() error {
-	s := w.prober.state.Load()
+func (a *follower) notReady() error {
+	s := a.prober.state.Load()
 	switch {
-	case w.draining.Load():
+	case a.draining.Load():
 		return errors.New("draining")
 	case !s.Up:
 		return fmt.Errorf("the engine is not up: %s", s.Why)
-	case !w.fed.Load():
+	case !a.fed.Load():
 		return errors.New("waiting for the engine's KV events")
 	}
 	return nil
 }
 
 // hello is how the worker introduces itself now.
-func (w *follower) hello() kvindex.Hello {
-	s := w.state()
+func (a *follower) hello() kvindex.Hello {
+	s := a.state()
 	h := kvindex.Hello{
-		Address:    w.cfg.Advertise,
-		Role:       w.cfg.Role,
-		Ready:      w.notReady() == nil,
+		Address:    a.cfg.Advertise,
+		Role:       a.cfg.Role,
+		Ready:      a.notReady() == nil,
 		Model:      s.Models.Base,
 		Served:     s.Models.Served,
 		Adapters:   s.Models.Adapters,
 		BlockSize:  uint32(s.Metrics.BlockSize),
 		KVBlocks:   uint32(s.Metrics.KVBlocks),
-		Deployment: w.cfg.Deployment,
-		LeaseMs:    uint32(w.cfg.Lease.Milliseconds()),
-		Admin:      w.adminAt,
-		NoEvents:   len(w.cfg.KVEvents) == 0,
-		Eagle:      w.cfg.KVEagle,
-		Bare:       w.bare,
-		Zone:       w.cfg.Zone,
-		Rack:       w.cfg.Rack,
-		Domain:     w.cfg.Domain,
-		Lockstep:   w.cfg.Lockstep,
-		Tiers:      w.cfg.KVTiers,
+		Deployment: a.cfg.Deployment,
+		LeaseMs:    uint32(a.cfg.Lease.Milliseconds()),
+		Admin:      a.adminAt,
+		NoEvents:   len(a.cfg.KVEvents) == 0,
+		Eagle:      a.cfg.KVEagle,
+		Bare:       a.bare,
+		Zone:       a.cfg.Zone,
+		Rack:       a.cfg.Rack,
+		Domain:     a.cfg.Domain,
+		Lockstep:   a.cfg.Lockstep,
+		Tiers:      a.cfg.KVTiers,
 	}
-	if list := w.groups.Load(); list != nil {
+	if list := a.groups.Load(); list != nil {
 		h.Groups = *list
 	}
-	if n := len(w.cfg.KVEvents); n > 1 {
+	if n := len(a.cfg.KVEvents); n > 1 {
 		h.Ranks = uint32(n)
 	}
 	return h

@@ -54,7 +54,8 @@ func ParseTarget(text string) (Target, error) {
 			return Target{}, fmt.Errorf("engine %q: unknown option %q: want address, kv-events, kv-replay or deployment", t.Engine, key)
 		}
 	}
-	return t, t.Validate()
+	err := t.Validate()
+	return t, err
 }
 
 // Validate lists every fault.

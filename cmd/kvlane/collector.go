@@ -69,10 +69,12 @@ one can take over. One that leaves the list is taken out at once.`,
 		},
 	}
 	fl := cmd.Flags()
-	fl.StringArrayVar(&f.engines, "engine", nil, "an engine: URL[,kv-events=ENDPOINT][,kv-replay=ENDPOINT][,address=IP:PORT][,deployment=NAME]; repeatable")
+	fl.StringArrayVar(&f.engines, "engine", nil,
+		"an engine: URL[,kv-events=ENDPOINT][,kv-replay=ENDPOINT][,address=IP:PORT][,deployment=NAME]; repeatable")
 	fl.StringVar(&f.file, "engines-file", "", "file with a list of engines, read again when it changes")
 	fl.StringVar(&cfg.Admin, "admin", cfg.Admin, "host:port of metrics and state pages, or off")
-	fl.StringVar(&cfg.Advertise, "admin-advertise", "", "host:port by which others reach them, for kvlane index verify (default: --admin, if that is one address)")
+	fl.StringVar(&cfg.Advertise, "admin-advertise", "",
+		"host:port by which others reach them, for kvlane index verify (default: --admin, if that is one address)")
 	fl.DurationVar(&cfg.Lease, "lease", cfg.Lease, "how long engines stay in the pool when nothing is heard of them")
 	fl.DurationVar(&cfg.Fast, "scrape-fast", cfg.Fast, "pause between two reads of the metrics page of an engine that is busy or changes")
 	fl.DurationVar(&cfg.Slow, "scrape-slow", cfg.Slow, "longest pause, of one that is idle")

@@ -155,7 +155,7 @@ func (r *rig) testScraped(t *testing.T, model string) {
 	var streams sync.WaitGroup
 	for i := range n {
 		streams.Go(func() {
-			q := question{Model: model, Prompt: tokens(20+i, 64), MaxTokens: 3000, IgnoreEOS: true}
+			q := question{Model: model, Prompt: tokens(20+i, 64), MaxTokens: 1500, IgnoreEOS: true}
 			if _, err := r.gateway.try(t.Context(), q.streamed()); err != nil {
 				t.Error(err)
 			}

@@ -8,9 +8,6 @@ import (
 	"time"
 )
 
-// Loaded reports whether the page says what the engine has to do.
-func (m *Metrics) Loaded() bool { return m.Running >= 0 && m.Waiting >= 0 }
-
 // Metrics are the figures of a metrics page that the agent uses.
 type Metrics struct {
 	// Running and Waiting are requests, summed over the engines of the page; -1 if
@@ -26,6 +23,9 @@ type Metrics struct {
 	// StartedAt is when the process started; zero if the page does not say.
 	StartedAt time.Time
 }
+
+// Loaded reports whether the page says what the engine has to do.
+func (m *Metrics) Loaded() bool { return m.Running >= 0 && m.Waiting >= 0 }
 
 // UnknownMetrics is what an empty page says.
 func UnknownMetrics() Metrics { return Metrics{Running: -1, Waiting: -1, KVUsage: -1} }

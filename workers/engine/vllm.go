@@ -18,9 +18,9 @@ const maxPage = 4 << 20
 
 // Client asks one engine. It is safe for concurrent use.
 type Client struct {
-	base *url.URL
-	http *http.Client
-	page atomic.Uint32 // the place of the metrics page
+	base  *url.URL
+	http  *http.Client
+	moved atomic.Bool // the metrics page was found in the other place
 }
 
 // NewClient returns a client of the engine at base, for example
@@ -111,28 +111,30 @@ func (c *Client) Health(ctx context.Context) error {
 	return err
 }
 
-// metricsPages are where engines have their figures: all but TensorRT-LLM in the
-// first place, where that one has a list in JSON.
-var metricsPages = [...]string{"/metrics", "/prometheus/metrics"}
+// metricsPage is where most engines have their figures, otherPage where TensorRT-LLM
+// has them; in the first place it has a list in JSON.
+const metricsPage, otherPage = "/metrics", "/prometheus/metrics"
 
 // Metrics reads the engine's metrics page, from the place where there was one last
 // time. A page without the numbers of requests is asked for in the other place too.
 func (c *Client) Metrics(ctx context.Context) (Metrics, error) {
-	at := c.page.Load()
+	at, other := metricsPage, otherPage
+	if c.moved.Load() {
+		at, other = other, at
+	}
 	m, err := c.metrics(ctx, at)
 	if (err != nil && !errors.Is(err, errStatus)) || m.Loaded() {
 		return m, err
 	}
-	other := (at + 1) % uint32(len(metricsPages))
 	if o, oerr := c.metrics(ctx, other); oerr == nil && o.Loaded() {
-		c.page.Store(other)
+		c.moved.Store(other == otherPage)
 		return o, nil
 	}
 	return m, err
 }
 
-func (c *Client) metrics(ctx context.Context, page uint32) (Metrics, error) {
-	body, err := c.get(ctx, metricsPages[page])
+func (c *Client) metrics(ctx context.Context, path string) (Metrics, error) {
+	body, err := c.get(ctx, path)
 	if err != nil {
 		return UnknownMetrics(), err
 	}
