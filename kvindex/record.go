@@ -206,7 +206,7 @@ type Hello struct {
 	// last block that it finds anew.
 	Eagle bool
 	// NoEvents: the engine does not say what it holds; what is in the log is a
-	// model of it ([Approx]).
+	// model of it ([Approx]), or nothing if it is Bare.
 	NoEvents bool
 	// Groups are the engine's KV-cache groups by the number in [Stored.Group]; empty
 	// for one group of full attention. Group 0 is one of full attention if there is

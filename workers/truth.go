@@ -17,6 +17,8 @@ import (
 // truthTimeout bounds the question to one engine.
 const truthTimeout = 10 * time.Second
 
+var errNoEvents = errors.New("the engine publishes no KV events")
+
 // truth is what an engine's rank says it holds, asked for anew and worked out
 // without what the feed knows.
 //
@@ -48,6 +50,9 @@ func (a *follower) truthOf(ctx context.Context, f *feed, prefixes bool) truth {
 	defer cancel()
 	t := truth{source: listing.Source{Worker: a.cfg.WorkerID, Rank: f.rank}}
 	err := a.asked(ctx, &t, prefixes)
+	if a.bare && f.events == "" && err == nil { // nothing is said of it
+		err = errNoEvents
+	}
 	if errors.Is(err, engine.ErrNoContent) {
 		if err = a.replayed(ctx, f, &t, prefixes); err != nil {
 			err = fmt.Errorf("replay: %w", err)
@@ -140,7 +145,7 @@ func extend(before *prefix, first bool, ns kvindex.Namespace, tokens []uint32, m
 func (a *follower) replayed(ctx context.Context, f *feed, t *truth, prefixes bool) error {
 	switch {
 	case f.events == "":
-		return errors.New("the engine publishes no KV events")
+		return errNoEvents
 	case f.replay == "":
 		return errors.New("the engine has no replay socket")
 	}

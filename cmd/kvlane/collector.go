@@ -54,7 +54,8 @@ something else teaches their tokens (prompts of token ids are routed by content)
 hand-off from prefill to decode workers, no first-token times to learn from.
 
 When the collector ends, its engines stay in the pool for --lease, so that another
-one can take over. One that leaves the list is taken out at once.`,
+one can take over; of two that run the later one has the engines. An engine that
+leaves the list is taken out at once.`,
 		Example: `  kvlane collector --engine http://10.0.0.1:8000,kv-events=tcp://10.0.0.1:5557,kv-replay=tcp://10.0.0.1:5657 --engine http://10.0.0.2:8000
   kvlane collector --engines-file engines.yaml --redis redis://10.0.0.9:6379`,
 		Args: cobra.NoArgs,

@@ -30,58 +30,113 @@ func (m *Metrics) Loaded() bool { return m.Running >= 0 && m.Waiting >= 0 }
 // UnknownMetrics is what an empty page says.
 func UnknownMetrics() Metrics { return Metrics{Running: -1, Waiting: -1, KVUsage: -1} }
 
-// ParseMetrics reads a page in Prometheus text format, with the names of vLLM, SGLang
-// or TensorRT-LLM. Lines that are not
-// samples, and samples that are not finite, are passed over: a page that is not
-// a metrics page says nothing.
+// figure is what a series of a metrics page says.
+type figure uint8
+
+const (
+	noFigure figure = iota
+	running
+	waiting
+	usage
+	oldUsage // of vLLM before 0.10
+	vllmCache
+	sglangCache
+	blockSize
+	blocks
+	started
+)
+
+// figureOf knows the names of vLLM, SGLang and TensorRT-LLM.
+func figureOf(name []byte) figure {
+	switch string(name) {
+	case "vllm:num_requests_running", "sglang:num_running_reqs", "trtllm_num_requests_running":
+		return running
+	case "vllm:num_requests_waiting", "sglang:num_queue_reqs", "trtllm_num_requests_waiting":
+		return waiting
+	case "vllm:kv_cache_usage_perc", "sglang:token_usage", "trtllm_kv_cache_utilization":
+		return usage
+	case "vllm:gpu_cache_usage_perc":
+		return oldUsage
+	case "vllm:cache_config_info":
+		return vllmCache
+	case "sglang:cache_config_info":
+		return sglangCache
+	case "trtllm_kv_cache_tokens_per_block":
+		return blockSize
+	case "trtllm_kv_cache_max_blocks":
+		return blocks
+	case "process_start_time_seconds":
+		return started
+	default:
+		return noFigure
+	}
+}
+
+// ParseMetrics reads a page in Prometheus text format. Lines that are not samples, and
+// samples that are not finite, are passed over: a page that is not a metrics page says
+// nothing. Most lines of a page are of no interest; they cost little.
 func ParseMetrics(page []byte) Metrics {
 	m := UnknownMetrics()
-	oldUsage := -1.0
+	old := -1.0
 	for len(page) > 0 {
 		line, rest, whole := bytes.Cut(page, []byte("\n"))
 		page = rest
 		if !whole && len(rest) == 0 && !bytes.Contains(line, []byte(" ")) {
 			break // cut in a line
 		}
-		name, labels, value, ok := parseSample(string(line))
-		if !ok {
+		line = bytes.TrimSpace(line)
+		f := figureOf(line[:max(0, bytes.IndexAny(line, "{ "))])
+		if f == noFigure {
 			continue
 		}
-		switch name {
-		case "vllm:num_requests_running", "sglang:num_running_reqs", "trtllm_num_requests_running":
-			addCount(&m.Running, value)
-		case "vllm:num_requests_waiting", "sglang:num_queue_reqs", "trtllm_num_requests_waiting":
-			addCount(&m.Waiting, value)
-		case "vllm:kv_cache_usage_perc", "sglang:token_usage", "trtllm_kv_cache_utilization":
-			m.KVUsage = max(m.KVUsage, share(value))
-		case "vllm:gpu_cache_usage_perc": // the name before vLLM 0.10
-			oldUsage = max(oldUsage, share(value))
-		case "vllm:cache_config_info":
-			if n := intLabel(labels, "block_size"); n > 0 {
-				m.BlockSize = n
-			}
-			m.KVBlocks = min(m.KVBlocks+intLabel(labels, "num_gpu_blocks"), math.MaxInt32)
-		case "sglang:cache_config_info":
-			if n := intLabel(labels, "page_size"); n > 0 {
-				m.BlockSize = n
-			}
-			m.KVBlocks = min(m.KVBlocks+intLabel(labels, "num_pages"), math.MaxInt32)
-		case "trtllm_kv_cache_tokens_per_block":
-			if value >= 1 && value <= math.MaxInt32 {
-				m.BlockSize = int(value)
-			}
-		case "trtllm_kv_cache_max_blocks":
-			addCount(&m.KVBlocks, value)
-		case "process_start_time_seconds":
-			if value > 0 && value < math.MaxInt32*10 {
-				m.StartedAt = time.UnixMilli(int64(value * 1000))
-			}
+		labels, value, ok := parseSample(string(line))
+		switch {
+		case !ok:
+		case f == oldUsage:
+			old = max(old, share(value))
+		default:
+			m.take(f, labels, value)
 		}
 	}
 	if m.KVUsage < 0 {
-		m.KVUsage = oldUsage
+		m.KVUsage = old
 	}
 	return m
+}
+
+// take adds what one sample says.
+func (m *Metrics) take(f figure, labels string, value float64) {
+	switch f {
+	case running:
+		addCount(&m.Running, value)
+	case waiting:
+		addCount(&m.Waiting, value)
+	case usage:
+		m.KVUsage = max(m.KVUsage, share(value))
+	case vllmCache:
+		m.cache(intLabel(labels, "block_size"), intLabel(labels, "num_gpu_blocks"))
+	case sglangCache:
+		m.cache(intLabel(labels, "page_size"), intLabel(labels, "num_pages"))
+	case blockSize:
+		if value >= 1 && value <= math.MaxInt32 {
+			m.BlockSize = int(value)
+		}
+	case blocks:
+		addCount(&m.KVBlocks, value)
+	case started:
+		if value > 0 && value < math.MaxInt32*10 {
+			m.StartedAt = time.UnixMilli(int64(value * 1000))
+		}
+	default: // the caller's
+	}
+}
+
+// cache adds one engine's cache, 0 for what its sample does not say.
+func (m *Metrics) cache(size, n int) {
+	if size > 0 {
+		m.BlockSize = size
+	}
+	m.KVBlocks = min(m.KVBlocks+n, math.MaxInt32)
 }
 
 func addCount(sum *int, v float64) {
@@ -98,30 +153,26 @@ func share(v float64) float64 {
 	return v
 }
 
-// parseSample splits `name{labels} value [timestamp]`.
-func parseSample(line string) (name, labels string, value float64, ok bool) {
-	line = strings.TrimSpace(line)
-	if line == "" || line[0] == '#' || line[0] == '<' {
-		return "", "", 0, false
-	}
-	if before, after, ok := strings.Cut(line, "{"); ok {
+// parseSample reads `name{labels} value [timestamp]`.
+func parseSample(line string) (labels string, value float64, ok bool) {
+	if before, after, braced := strings.Cut(line, "{"); braced && !strings.Contains(before, " ") {
 		end := strings.LastIndexByte(after, '}')
 		if end < 0 {
-			return "", "", 0, false
+			return "", 0, false
 		}
-		name, labels, line = before, after[:end], after[end+1:]
+		labels, line = after[:end], after[end+1:]
 	} else {
-		name, line, _ = strings.Cut(line, " ")
+		_, line, _ = strings.Cut(line, " ")
 	}
 	fields := strings.Fields(line)
 	if len(fields) == 0 {
-		return "", "", 0, false
+		return "", 0, false
 	}
 	value, err := strconv.ParseFloat(fields[0], 64)
 	if err != nil || math.IsNaN(value) || math.IsInf(value, 0) {
-		return "", "", 0, false
+		return "", 0, false
 	}
-	return name, labels, value, true
+	return labels, value, true
 }
 
 // intLabel is the label's value as a number, 0 if it is absent or not a number
