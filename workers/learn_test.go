@@ -123,6 +123,8 @@ func TestLearning(t *testing.T) {
 			for _, c := range []struct{ known, lessons int }{{len(rendered) / 2, 0}, {0, 2}} {
 				before := a.metric("learned_total")
 				post(t, a.url+"/v1/chat/completions", first, HeaderKnownTokens, strconv.Itoa(c.known))
+				// The writer counts them; it may do so a moment after the answer.
+				w.await("the lessons", func(rs []kvindex.Record) bool { return count(rs) >= int(before)+c.lessons })
 				if got := a.metric("learned_total") - before; got != float64(c.lessons) {
 					t.Errorf("a picker that knew %d tokens of the prompt was told %v lessons, want %d", c.known, got, c.lessons)
 				}
