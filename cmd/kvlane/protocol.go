@@ -35,8 +35,9 @@ kvlane picker, let the suite write its own to the picker's log with --log. With
 --envoy the suite listens on the endpoints' addresses itself, so they must be of
 this machine.
 
-What the target does not declare is not tested: such checks are "n/a". The exit
-status is 1 if a check fails.`,
+What the target does not declare is not tested: such checks are "n/a". Some checks
+send many requests at once: a picker whose limits or targets refuse them (429)
+fails those. The exit status is 1 if a check fails.`,
 		Example: `  kvlane protocol-test --target 127.0.0.1:9002 --endpoints 127.0.0.1:8001,127.0.0.1:8002
   kvlane protocol-test --target 127.0.0.1:9002 --health 127.0.0.1:9003 --log 127.0.0.1:9004 --envoy envoy`,
 		Args: cobra.NoArgs,

@@ -53,7 +53,9 @@ of other routers in the picker's place.
   kvlane sim fleet test/data/traces/conversation_trace.jsonl.gz --speed 1.25
 
 Times are in ms. "in SLO" is TTFT <= max(1 s, 3 x the unloaded prefill of the
-request's uncached tokens) and 50 ms a token.
+request's uncached tokens) and 50 ms a token. "gap p99" is of the longest pause in
+an answer, "busy CV" the spread of busy time over the engines in a minute,
+"wait/fair" the worst wait over what equal shares of the work would have given.
 
 A trace is a file, plain or .gz, in the layout of Mooncake, Qwen-Bailian or the
 Azure LLM traces.`,

@@ -47,7 +47,7 @@ redis-server that ends with the stack, a URL takes yours.`,
 	flags.IntVar(&f.portBase, "port-base", 0, "use consecutive ports from here, for a second stack: Envoy first (0 = the documented ports)")
 	flags.StringVar(&o.Redis, "redis", "",
 		"where the log is: embedded (a local redis-server of its own) or the URL of a Redis (default: in the picker's memory)")
-	flags.IntVar(&o.Replicas, "replicas", 0, "number of pickers; more than one need --redis (default: 2 with --redis, else 1)")
+	flags.IntVar(&o.Replicas, "replicas", 0, "number of pickers; more than one needs --redis (default: 2 with --redis, else 1)")
 	flags.StringVar(&o.Dir, "dir", o.Dir, "folder for logs and rendered configurations (with --port-base N: out/up-N)")
 	flags.BoolVar(&o.Quiet, "quiet", o.Quiet, "no progress lines while starting")
 	return cmd
