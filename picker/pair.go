@@ -162,8 +162,11 @@ func (k *picking) partner(d int) (p int, leg float64, l link) {
 		try(&k.links.all, linkZone)
 		return p, leg, l
 	}
-	try(&k.links.zones[s.zone], linkZone)
-	try(&k.links.zones[0], linkZone)
+	same := &k.links.zones[s.zone]
+	if unknown := &k.links.zones[0]; unknown.before(same) {
+		same = unknown
+	}
+	try(same, linkZone)
 	try(&k.links.all, linkFar)
 	return p, leg, l
 }
