@@ -394,6 +394,26 @@ func TestGateHistory(t *testing.T) {
 	})
 }
 
+// TestLightRequests: the list of models and the health check are answered while no
+// worker has room, and while none would be in time.
+func TestLightRequests(t *testing.T) {
+	cfg, pc := Default(), picker.DefaultConfig()
+	cfg.Flow.Enabled, pc.MaxRequests, pc.MaxQueueMs, pc.SLOTTFTMs = true, 1, 1000, 500
+	w := newWorld(t, cfg, pc)
+	w.worker("w1", hello("192.0.2.10:8000"))
+	w.pool.Apply(&kvindex.Record{Owner: kvindex.Owner{Worker: "w1"}, Epoch: 1, Term: 1, Kind: kvindex.KindLoad,
+		Load: &kvindex.Load{Waiting: 2, QueuedTokens: 100_000}}, w.now)
+	for _, path := range []string{"/v1/models", "/health"} {
+		out := w.send(w.stream(path), requestHeadersMessage(true, ":method", "GET", ":path", path))
+		if len(out) != 1 || out[0].GetRequestHeaders() == nil {
+			t.Errorf("%s: %v", path, out)
+		}
+	}
+	if out := w.send(w.stream("post"), requestHeadersMessage(true, ":method", "POST", ":path", "/v1/completions")); out[0].GetImmediateResponse() == nil {
+		t.Errorf("a prompt: %v", out)
+	}
+}
+
 // TestRetryAfterBounded: a client is told to come back after ten minutes at most,
 // whatever a worker says of its queue.
 func TestRetryAfterBounded(t *testing.T) {

@@ -2,6 +2,7 @@ package extproc
 
 import (
 	"errors"
+	"net/http"
 	"strings"
 	"sync"
 	"time"
@@ -137,6 +138,7 @@ func (r *Router) plan(now time.Time, a Ask, explain bool) (Decision, *Refusal) {
 func (r *Router) begin(now time.Time, a *Ask, s *scratch) (parsed *openai.Request, d Decision, refusal *Refusal) {
 	s.request = picker.Request{
 		ID: a.ID, Subset: a.Subset, HasSubset: a.HasSubset, Policy: a.Policy, SLO: a.SLO, Session: a.Session,
+		Unlimited: light(a.Method),
 	}
 	parsed, err := r.parse(a, s, &d)
 	if err != nil {
@@ -289,6 +291,10 @@ func apiOf(method, path string) openai.API {
 	path, _, _ = strings.Cut(path, "?")
 	return openai.APIOf(method, path)
 }
+
+// light reports whether a request computes nothing on an engine: it is read, and has no
+// body that asks for anything.
+func light(method string) bool { return method == http.MethodGet || method == http.MethodHead }
 
 // hasPrompt reports whether a request's body can say where it should go.
 func hasPrompt(h head) bool { return apiOf(h.method, h.path) != openai.APINone }

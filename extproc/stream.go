@@ -308,7 +308,7 @@ func (s *stream) route(now time.Time, ask Ask) *Refusal {
 	d, r := s.srv.pick(now, ask)
 	s.srv.metrics.PickSeconds.Observe(s.srv.clock().Sub(began).Seconds())
 	s.decision = d
-	if r == nil && s.srv.gate != nil {
+	if r == nil && s.srv.gate != nil && !light(s.head.method) {
 		r = s.srv.gate.judge(now, s.id, &d.Plan, ask.SLO)
 	}
 	if r == nil {

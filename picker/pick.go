@@ -287,6 +287,8 @@ func (k *picking) limits(i int, c *candidate) exclusion {
 		return outSubset
 	case k.extra[i] > math.MaxFloat64:
 		return outAdjust
+	case k.req.Unlimited:
+		return notOut
 	case f.MaxRequests > 0 && c.requests >= float64(f.MaxRequests):
 		return outRequests
 	case float64(k.req.ISL) > c.room:

@@ -53,6 +53,9 @@ type Request struct {
 	Turn uint64
 	// Adjust shifts the prices of some candidates: sessions, ejection, scorers.
 	Adjust []Adjust
+	// Unlimited says that it computes nothing, as a list of models or a health check:
+	// no limit of load rules a worker out.
+	Unlimited bool
 	// SLO are the request's targets; those that it does not have are the fleet's.
 	SLO SLO
 	// Session names the conversation or agent run that the request belongs to; empty
