@@ -211,7 +211,7 @@ func (r *Router) read(parsed *openai.Request, s *scratch) Decision {
 		for _, h := range parsed.Hashers(parsed.Seed(r.secret, model.Base, model.LoRA)) {
 			known := r.prefixes.Lookup(h.Chunks(), s.chain)
 			s.chain = known.Blocks
-			r.density.learn(known)
+			r.density.learn(known.Chunks*kvindex.ChunkSize, known.Tokens)
 			d.Prompts++
 			d.Bytes += h.Len()
 			d.KnownTokens += known.Tokens

@@ -9,7 +9,6 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"github.com/kvlane/kvlane/kvindex"
 	"github.com/kvlane/kvlane/picker"
 )
 
@@ -107,16 +106,17 @@ func TestDensity(t *testing.T) {
 	if d.tokens(0) != 0 || d.tokens(-1) != 0 || d.tokens(400) != 100 || d.tokens(401) != 101 {
 		t.Errorf("default: %d for 400 bytes", d.tokens(400))
 	}
-	d.learn(kvindex.Known{Chunks: 100, Tokens: minLearnedTokens - 1})
+	d.learn(6400, minLearnedTokens-1)
+	d.learn(0, 1000)
 	if d.bytesPerToken() != defaultDensity {
 		t.Error("learned from too little")
 	}
-	d.learn(kvindex.Known{Chunks: 10, Tokens: 128})
+	d.learn(640, 128)
 	if got := d.bytesPerToken(); got != 5 {
 		t.Errorf("after one prompt of 5 bytes a token: %v", got)
 	}
 	for range 500 {
-		d.learn(kvindex.Known{Chunks: 10, Tokens: 320})
+		d.learn(640, 320)
 	}
 	if got := d.bytesPerToken(); math.Abs(got-2) > 0.01 {
 		t.Errorf("after many prompts of 2 bytes a token: %v", got)

@@ -85,7 +85,7 @@ func build(c config.Config, o Options, logger *slog.Logger) (*parts, error) {
 		log: log, index: index, prefixes: prefixes, pool: pool, logger: logger,
 		members: newMembers(), ready: newReadiness(), lost: map[kvindex.Owner]loss{},
 	}
-	f.reported = server.Reported
+	f.reported, f.learned = server.Reported, router.Learned
 	p := &parts{scorers: scorers, health: extproc.NewHealth(), server: server, log: log, follower: f}
 	if log.embedded == nil {
 		p.announcer = &announcer{pool: pool, log: log}

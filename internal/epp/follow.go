@@ -41,8 +41,10 @@ type follower struct {
 	logger   *slog.Logger
 	members  *members
 	ready    *readiness
-	// reported is told of every batch of records: a worker may have room.
+	// reported is told of every batch of records: a worker may have room; learned of
+	// every lesson.
 	reported func()
+	learned  func(*kvindex.Learned)
 
 	writing  sync.Mutex // one record at a time goes into the index
 	lost     map[kvindex.Owner]loss
@@ -120,6 +122,7 @@ func (f *follower) one(r *kvindex.Record, now time.Time) {
 	err := f.index.Apply(r)
 	if r.Learned != nil && err == nil {
 		f.prefixes.Learn(r.Learned)
+		f.learned(r.Learned)
 	}
 	var gap *kvindex.GapError
 	switch {

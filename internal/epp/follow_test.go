@@ -44,6 +44,7 @@ func TestRegain(t *testing.T) {
 			log: &source{}, index: kvindex.NewIndex(), prefixes: kvindex.NewPrefixMap(1 << 20),
 			pool: picker.NewPool(picker.DefaultConfig(), timing.Known()), logger: slog.New(slog.DiscardHandler),
 			members: newMembers(), ready: newReadiness(), lost: map[kvindex.Owner]loss{}, reported: func() {},
+			learned: func(*kvindex.Learned) {},
 		}
 		batch := []kvindex.Record{
 			record(0, 1, kvindex.KindCleared), record(0, 2, kvindex.KindStored), record(1, 1, kvindex.KindStored),
