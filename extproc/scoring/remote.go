@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"net"
 	"strings"
 	"time"
 
@@ -54,8 +55,8 @@ func Validate(list []Config) error {
 			faults = append(faults, fmt.Errorf("scorers[%d].name: %q is given twice", i, c.Name))
 		}
 		names[c.Name] = true
-		if c.Address == "" {
-			faults = append(faults, fmt.Errorf("scorers[%d].address: is missing", i))
+		if _, _, err := net.SplitHostPort(c.Address); err != nil && !strings.HasPrefix(c.Address, "unix:") {
+			faults = append(faults, fmt.Errorf("scorers[%d].address: %q is not host:port or unix:/path", i, c.Address))
 		}
 	}
 	return errors.Join(faults...)

@@ -231,7 +231,7 @@ scorers[2].name: "a" is given twice`
 		t.Errorf("got\n%v\nwant\n%s", err, want)
 	}
 	err = Validate([]Config{{Name: "a", Deadline: time.Millisecond}, {Name: "a", Address: "x:1"}})
-	want = `scorers[0].address: is missing
+	want = `scorers[0].address: "" is not host:port or unix:/path
 scorers[1].deadline: 0s is not within 100µs to 1s
 scorers[1].name: "a" is given twice`
 	if err == nil || err.Error() != want {

@@ -194,11 +194,12 @@ func shed(ctx context.Context, l *lab) error {
 	var all sessions
 	defer all.stop()
 	var refused *trace
+	body := l.completion(200)
 	for len(all) < most && refused == nil {
 		s := l.open(ctx)
 		all = append(all, s)
-		m := get(modelsPath).message()
-		if s.send(m) {
+		s.send(post(completionsPath).message())
+		if m := bodyMessage(body, true); s.send(m) {
 			s.settle(m)
 		}
 		if s.immediate != nil || s.err != nil {
@@ -213,7 +214,7 @@ func shed(ctx context.Context, l *lab) error {
 	}
 	all.stop()
 	start := time.Now()
-	if err := l.eventually(ctx, func() error { return l.play(ctx, get(modelsPath).message()).routed() }); err != nil {
+	if err := l.eventually(ctx, func() error { return l.play(ctx, script(post(completionsPath), bodyMessage(body, true))...).routed() }); err != nil {
 		return fmt.Errorf("%v after the %d requests ended: %w", time.Since(start), len(all)-1, err)
 	}
 	return nil

@@ -143,6 +143,9 @@ func Run(ctx context.Context, t Target, o Options) (*Report, error) {
 		l.seed = uint64(time.Now().UnixNano())
 	}
 	defer l.close(ctx)
+	if !l.listens(ctx) {
+		return nil, fmt.Errorf("nobody takes connections at %s", t.Address)
+	}
 	r := &Report{Target: l.target.Name, Address: t.Address, Date: time.Now().UTC().Truncate(time.Second)}
 	for _, c := range Checks() {
 		if o.Only != nil && !o.Only.MatchString(c.ID) {

@@ -2,7 +2,7 @@
 // lies in one network, such as the picker's own zone. The picker asks it with
 //
 //	scorers:
-//	  - {name: zone, address: "127.0.0.1:9100", deadline: 5ms}
+//	  - {name: zone, address: "127.0.0.1:9300", deadline: 5ms}
 package main
 
 import (
@@ -40,7 +40,7 @@ func (z *zone) Score(_ context.Context, r *scorerv1.ScoreRequest) (*scorerv1.Sco
 }
 
 func main() {
-	listen := flag.String("listen", "127.0.0.1:9100", "address to answer on")
+	listen := flag.String("listen", "127.0.0.1:9300", "address to answer on")
 	near := flag.String("near", "10.0.0.0/8", "network of the workers that are near")
 	ms := flag.Float64("ms", 20, "what a worker elsewhere costs more, ms")
 	flag.Parse()
