@@ -60,9 +60,14 @@ func (s *stack) testExplain(t *testing.T) {
 	if err := json.Unmarshal([]byte(mustRun(t, body, "explain", "--admin", page, "--json")), &v); err != nil || v.Reason != "cached" || v.Model != s.model {
 		t.Errorf("as JSON: %v, %+v", err, v)
 	}
-	contains(t, mustRun(t, `{"model": "gpt-0", "messages": [{"role": "user", "content": "x"}]}`, "explain", "--admin", page), "refused  no-model")
-	if out := mustRun(t, `{"messages": []}`, "explain", "--admin", page); !strings.Contains(out, "refused  malformed: ") || strings.Contains(out, "reason") {
-		t.Errorf("a malformed body:\n%s", out)
+	// What would be refused is shown too, and is an error.
+	out, _, err := command(t, `{"model": "gpt-0", "messages": [{"role": "user", "content": "x"}]}`, "explain", "--admin", page)
+	if contains(t, out, "refused  no-model"); err == nil {
+		t.Error("an unknown model is no error")
+	}
+	out, _, err = command(t, `{"messages": []}`, "explain", "--admin", page)
+	if !strings.Contains(out, "refused  malformed: ") || strings.Contains(out, "reason") || err == nil {
+		t.Errorf("a malformed body: %v\n%s", err, out)
 	}
 	for want, args := range map[string][]string{
 		"kvlane: ask the picker: status 404": {"--admin", page, "no-such-request"},
