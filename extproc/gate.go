@@ -90,7 +90,7 @@ func (g *gate) enter(now time.Time, a Ask, held int64, expires time.Time) (*tick
 	t := &ticket{prepared: p, prospect: g.router.prospect(now, p), decided: make(chan struct{})}
 	req := &p.scratch.request
 	t.item = flow.Item{
-		ID: a.ID, Tenant: a.Tenant, Lane: g.router.lane(p), Priority: p.decision.Priority,
+		ID: a.ID, Tenant: a.Tenant, Lane: g.router.lane(&p.decision), Priority: p.decision.Priority,
 		Arrived: now, Expires: expires, Cost: max(1, req.ISL-t.prospect.Cached), Bytes: held + p.bytes(),
 	}
 	if s := t.slackMs(); s >= 0 {
@@ -196,9 +196,11 @@ func (g *gate) look(now time.Time) (next time.Time, ok bool) {
 // offer tries one request and decides it, unless there is still no room: again is
 // when there may be.
 func (g *gate) offer(now time.Time, t *ticket) (again time.Duration, done bool) {
+	req := &t.prepared.scratch.request
+	req.Room = roomOf(g.queue.Over(&t.item, now))
 	d, refusal := g.try(now, t)
 	if refusal != nil && refusal.Cause == CauseOverloaded {
-		ms := d.Plan.RetryAfterMs - t.prospect.RoomMs
+		ms := d.Plan.RetryAfterMs - req.QueueMs(t.prospect.RoomMs)
 		return max(time.Millisecond, milliseconds(ms)), false
 	}
 	d.Waited = now.Sub(t.item.Arrived)
@@ -213,6 +215,29 @@ func (g *gate) offer(now time.Time, t *ticket) (again time.Duration, done bool) 
 	}
 	g.metrics.left(t, now, outcome)
 	return 0, true
+}
+
+// roomOf is what a request gets of the workers' limits ([picker.Request].Room).
+func roomOf(over bool) float64 {
+	if over {
+		return flow.OverRoom
+	}
+	return 0
+}
+
+// room is that of a request that does not wait.
+func (g *gate) room(now time.Time, tenant, lane string) float64 {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return roomOf(g.queue.Over(&flow.Item{Tenant: tenant, Lane: lane}, now))
+}
+
+// passed counts a request that did not wait.
+func (g *gate) passed(now time.Time, tenant string, d *Decision) {
+	it := flow.Item{Tenant: tenant, Lane: g.router.lane(d), Cost: d.Plan.ISL - d.Plan.Cached}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.queue.Passed(&it, now)
 }
 
 // try asks the router, and refuses the request if that panics.

@@ -69,8 +69,8 @@ func (r *Router) prospect(now time.Time, p *prepared) picker.Prospect {
 }
 
 // lane names the workers that can serve a request: those of its base model.
-func (r *Router) lane(p *prepared) string {
-	model := p.decision.served()
+func (r *Router) lane(d *Decision) string {
+	model := d.served()
 	if m, ok := r.pool.Model(model); ok {
 		return m.Base
 	}

@@ -35,6 +35,8 @@ type Ask struct {
 	clients *clients
 	// headers are those that scorers may see.
 	headers []scoring.Header
+	// gate knows whose requests get less room; nil without flow control.
+	gate *gate
 }
 
 // Decision is what the router made of a request.
@@ -115,6 +117,9 @@ func (r *Router) plan(now time.Time, a Ask, explain bool) (Decision, *Refusal) {
 	_, d, refusal := r.begin(now, &a, s)
 	if refusal != nil {
 		return d, refusal
+	}
+	if a.gate != nil {
+		s.request.Room = a.gate.room(now, a.Tenant, r.lane(&d))
 	}
 	if explain {
 		d.Plan = r.pool.Explain(&s.request, now)

@@ -299,7 +299,7 @@ func (s *stream) expire(now time.Time, out responses) responses {
 // ask is the request for the router. body is nil where only the load counts.
 func (s *stream) ask(body []byte) Ask {
 	return Ask{ID: s.id, Method: s.head.method, Path: s.head.path, Body: body,
-		Subset: s.subset, HasSubset: s.hasSubset, Policy: s.policy(), Hints: s.hints, clients: &s.srv.clients, headers: s.headers}
+		Subset: s.subset, HasSubset: s.hasSubset, Policy: s.policy(), Hints: s.hints, clients: &s.srv.clients, headers: s.headers, gate: s.srv.gate}
 }
 
 // route asks the router and books.
@@ -309,7 +309,9 @@ func (s *stream) route(now time.Time, ask Ask) *Refusal {
 	s.srv.metrics.PickSeconds.Observe(s.srv.clock().Sub(began).Seconds())
 	s.decision = d
 	if r == nil && s.srv.gate != nil && !light(s.head.method) {
-		r = s.srv.gate.judge(now, s.id, &d.Plan, ask.SLO)
+		if r = s.srv.gate.judge(now, s.id, &d.Plan, ask.SLO); r == nil {
+			s.srv.gate.passed(now, ask.Tenant, &d)
+		}
 	}
 	if r == nil {
 		s.book(now)

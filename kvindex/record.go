@@ -220,7 +220,7 @@ type Hello struct {
 	// are unique in the pool.
 	Zone, Rack, Domain string
 	// Lockstep: the ranks of this worker step together (expert parallelism), so each
-	// waits for the slowest.
+	// waits for the slowest, and what one was seen to take says nothing of itself.
 	Lockstep bool
 	// Tiers are the slower tiers out of which the engine brings blocks back by itself
 	// when a prompt needs them; blocks in others are of no use to a request.

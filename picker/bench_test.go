@@ -76,7 +76,7 @@ func BenchmarkDecide(b *testing.B) {
 
 // everything makes the request and the pool use every term: slower tiers, adapters,
 // places, targets, adjustments of four workers; in a split pool with transfers over
-// every distance, and ranks in lockstep.
+// every distance.
 func everything(p *Pool, req *Request, split bool) {
 	for i, w := range p.workers {
 		w.hello.Tiers = []kvindex.TierSpec{{Tier: kvindex.Host}, {Tier: kvindex.External}}
@@ -85,7 +85,6 @@ func everything(p *Pool, req *Request, split bool) {
 			w.hello.Loading = []string{"lora"}
 		}
 		w.hello.Domain, w.hello.Rack, w.hello.Zone = fmt.Sprint("d", i/8), fmt.Sprint("r", i/32), fmt.Sprint("z", i%3)
-		w.hello.Lockstep = i%8 == 0
 		if split && i%2 > 0 {
 			w.hello.Role = kvindex.RolePrefill
 		}

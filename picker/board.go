@@ -23,9 +23,6 @@ type board struct {
 	menus      []menu
 	spots      []spot
 	names      names
-	// lockstep are the candidates that share a queue, from the first to before the
-	// second.
-	lockstep [][2]int
 	// split: there are prefill-only workers.
 	split bool
 	// hosts: there is more than one.
@@ -43,8 +40,8 @@ type candidate struct {
 	queue    float64 // ms
 	requests float64
 	// room is what a prompt may have at most, tokens; infinite without a limit.
-	room float64
-	owed float64 // ms, see debt
+	room        float64
+	owed, spare float64 // ms, see debt
 	// weight is what a prefill's time counts for: its own, and the delay to the
 	// requests that are there.
 	weight float64
@@ -56,8 +53,7 @@ type candidate struct {
 	spot   uint32
 	out    exclusion // what rules it out for any request
 	// decodes: something does there.
-	decodes  bool
-	lockstep bool
+	decodes bool
 }
 
 // figures sets what the load decides.
@@ -176,7 +172,7 @@ func (b *board) clear() {
 	b.candidates, b.places = b.candidates[:0], b.places[:0]
 	b.classes, b.menus, b.spots, b.hosts = b.classes[:0], b.menus[:0], b.spots[:0], false
 	b.names.zones, b.names.racks, b.names.domains = b.names.zones[:0], b.names.racks[:0], b.names.domains[:0]
-	b.lockstep, b.split = b.lockstep[:0], false
+	b.split = false
 }
 
 // add appends an endpoint.
@@ -208,46 +204,14 @@ func (b *board) add(e *Endpoint, f *Fleet) {
 	target := Target{Worker: e.Worker, Rank: e.Rank, Address: e.Address}
 	n := candidate{
 		queue: e.QueueMs, key: tieKey(&target), class: uint32(at), menu: uint32(offered), spot: uint32(stands),
-		out: standing(e.Role, e.Ready), lockstep: e.Lockstep,
+		out: standing(e.Role, e.Ready),
 	}
 	n.figures(e.Requests, e.Decoding, e.ContextTokens, f, &e.Timing)
 	n.reserve(e.KVTokens, e.Pledged, f)
-	n.owed = e.OwedMs
+	n.owed, n.spare = e.OwedMs, e.SpareMs
 	b.split = b.split || e.Role == kvindex.RolePrefill
-	b.join(e)
 	b.candidates, b.places = append(b.candidates, n), append(b.places, placeOf(target))
 	b.hosts = b.hosts || b.places[len(b.places)-1].host != b.places[0].host
-}
-
-// join notes an endpoint, the next one, whose queue is that of its group.
-func (b *board) join(e *Endpoint) {
-	if !e.Lockstep {
-		return
-	}
-	at := len(b.places)
-	if at == 0 || b.places[at-1].Worker != e.Worker || !b.candidates[at-1].lockstep {
-		return
-	}
-	if n := len(b.lockstep); n > 0 && b.lockstep[n-1][1] == at {
-		b.lockstep[n-1][1]++
-		return
-	}
-	b.lockstep = append(b.lockstep, [2]int{at - 1, at + 1})
-}
-
-// level gives ranks that step together the longest queue of those that are there.
-func (b *board) level() {
-	for _, group := range b.lockstep {
-		ranks, longest := b.candidates[group[0]:group[1]], 0.0
-		for i := range ranks {
-			if ranks[i].out < outNotReady {
-				longest = max(longest, ranks[i].queue)
-			}
-		}
-		for i := range ranks {
-			ranks[i].queue = max(ranks[i].queue, longest)
-		}
-	}
 }
 
 // site is what a plan names once if it can: the candidate's host, or where all

@@ -149,11 +149,6 @@ func (c *crowd) check(req *Request, reasons map[Reason]int) error {
 	for i, w := range c.pool.workers {
 		e := &c.fleet.Endpoints[i]
 		want := naiveQueue(w, c.now)
-		for _, o := range c.pool.workers {
-			if w.hello.Lockstep && o.hello.Lockstep && o.id == w.id && o.ready(c.now) && o.hello.Role != kvindex.RoleRelay {
-				want = max(want, naiveQueue(o, c.now))
-			}
-		}
 		if math.Abs(e.QueueMs-want) > 1e-6 {
 			return fmt.Errorf("queue of %s: got %v, want %v", w.id, e.QueueMs, want)
 		}

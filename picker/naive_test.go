@@ -42,18 +42,6 @@ func (t naiveTerms) total() float64 {
 	return t.queue + t.load + t.compute + t.delay + t.adapter + t.adjust
 }
 
-// naiveQueueOf is the queue, of ranks that step together the longest.
-func naiveQueueOf(f *Fleet, e *Endpoint) float64 {
-	q := e.QueueMs
-	for i := range f.Endpoints {
-		o := &f.Endpoints[i]
-		if e.Lockstep && o.Lockstep && o.Worker == e.Worker && o.Ready && o.Role != kvindex.RoleRelay {
-			q = max(q, o.QueueMs)
-		}
-	}
-	return q
-}
-
 // naivePrefill are the terms where the blocks of the slower tiers count up to the
 // one at whose end the total is least.
 func naivePrefill(req *Request, f *Fleet, e *Endpoint) naiveTerms {
@@ -90,7 +78,7 @@ func naivePrefill(req *Request, f *Fleet, e *Endpoint) naiveTerms {
 
 func naiveWith(req *Request, f *Fleet, e *Endpoint, c int, load float64) naiveTerms {
 	u := max(1, req.ISL-c)
-	t := naiveTerms{cached: c, load: load, queue: naiveQueueOf(f, e), adapter: naiveAdapter(req, f, e), adjust: naiveAdjust(req, e)}
+	t := naiveTerms{cached: c, load: load, queue: e.QueueMs, adapter: naiveAdapter(req, f, e), adjust: naiveAdjust(req, e)}
 	t.steps = math.Ceil(float64(u) / float64(f.ChunkTokens))
 	t.compute = t.steps*e.Timing.Prefill.A + e.Timing.Prefill.B*float64(u) + e.Timing.Prefill.G*float64(u)*(float64(c)+float64(u)/2)
 	t.delay = f.Alpha * t.compute * float64(e.Requests)
@@ -199,8 +187,12 @@ func naivePair(req *Request, f *Fleet, p, d *Endpoint) naive {
 }
 
 func naiveOver(req *Request, f *Fleet, e *Endpoint) bool {
+	limit, owed := f.MaxQueueMs, e.OwedMs
+	if req.Room > 0 {
+		limit, owed = f.MaxQueueMs*req.Room, e.SpareMs
+	}
 	full := float64(e.Pledged+req.ISL) > f.MaxKV*float64(e.KVTokens)
-	return f.MaxQueueMs > 0 && e.OwedMs > f.MaxQueueMs || f.MaxKV > 0 && e.KVTokens > 0 && e.Requests > 0 && full || f.MaxRequests > 0 && e.Requests >= f.MaxRequests || f.MaxQueueMs > 0 && naiveQueueOf(f, e) > f.MaxQueueMs
+	return f.MaxQueueMs > 0 && owed > limit || f.MaxKV > 0 && e.KVTokens > 0 && e.Requests > 0 && full || f.MaxRequests > 0 && e.Requests >= f.MaxRequests || f.MaxQueueMs > 0 && e.QueueMs > limit
 }
 
 func naivePick(req *Request, f *Fleet) naive {
@@ -350,11 +342,11 @@ func randomState(r *rand.Rand, table timing.Table, i int) (Fleet, Request) {
 			Address: fmt.Sprintf("10.0.0.%d:800%d", n/3, n%3), Role: oneOf(r, roles...), Ready: r.Float64() < up,
 			Served: oneOf(r, []string{"m"}, []string{"m"}, []string{"m", "lora"}, []string{"x"}), Adapters: oneOf(r, nil, nil, []string{"lora"}),
 			Loading: oneOf(r, nil, nil, []string{"lora"}), Zone: oneOf(r, zones...), Rack: oneOf(r, racks...), Domain: oneOf(r, domains...),
-			Lockstep: r.IntN(4) == 0, LoadBytesPerSecond: oneOf(r, speeds...),
-			BlockSize: 16, Timing: d.Timing(), KVBytesPerToken: d.KVBytesPerToken,
+			LoadBytesPerSecond: oneOf(r, speeds...),
+			BlockSize:          16, Timing: d.Timing(), KVBytesPerToken: d.KVBytesPerToken,
 			QueueMs: oneOf(r, 0, 0, 10, 300, 500*r.Float64()), Requests: oneOf(r, 0, 0, 1, 5, 20),
 			ContextTokens: oneOf(r, 0, 0, 5000, 100000), Decoding: oneOf(r, 0, 1, 8), KVFree: -1,
-			KVTokens: oneOf(r, 0, 100000, 100000), Pledged: oneOf(r, 0, 20000, 49000), OwedMs: oneOf(r, 0, 0, 0, 500.0),
+			KVTokens: oneOf(r, 0, 100000, 100000), Pledged: oneOf(r, 0, 20000, 49000), OwedMs: oneOf(r, 0, 0, 0, 500.0), SpareMs: oneOf(r, 0, 0, 60, 500.0),
 		})
 	}
 	req := randomRequest(r, i, &f)
@@ -364,7 +356,7 @@ func randomState(r *rand.Rand, table timing.Table, i int) (Fleet, Request) {
 func randomRequest(r *rand.Rand, i int, f *Fleet) Request {
 	req := Request{
 		ID: fmt.Sprintf("r%d", i), Model: oneOf(r, "m", "m", "m", "m", "lora", "none", ""), ISL: oneOf(r, 0, 1, 16, 17, 100, 2000, 8192, 30000),
-		HasSubset: r.IntN(5) == 0, Turn: r.Uint64N(100),
+		HasSubset: r.IntN(5) == 0, Turn: r.Uint64N(100), Room: oneOf(r, 0, 0, 0.2, 1),
 	}
 	switch r.IntN(6) {
 	case 0, 2:

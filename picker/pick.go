@@ -27,7 +27,6 @@ func Pick(req *Request, fleet *Fleet) Plan {
 	for i := range fleet.Endpoints {
 		b.add(&fleet.Endpoints[i], fleet)
 	}
-	b.level()
 	k := picking{board: &b}
 	k.begin(req, fleet, req.Turn)
 	if req.HasSubset {
@@ -293,13 +292,29 @@ func (k *picking) limits(i int, c *candidate) exclusion {
 		return outRequests
 	case float64(k.req.ISL) > c.room:
 		return outKV
-	case f.MaxQueueMs > 0 && c.owed > f.MaxQueueMs:
+	case f.MaxQueueMs > 0 && c.owes(k.req) > k.req.QueueMs(f.MaxQueueMs):
 		return outShare
-	case f.MaxQueueMs > 0 && c.queue > f.MaxQueueMs:
+	case f.MaxQueueMs > 0 && c.queue > k.req.QueueMs(f.MaxQueueMs):
 		return outQueue
 	default:
 		return notOut
 	}
+}
+
+// QueueMs is the part of a limit of queues that the request may use.
+func (r *Request) QueueMs(limit float64) float64 {
+	if r.Room > 0 {
+		return r.Room * limit
+	}
+	return limit
+}
+
+// owes is what a worker owes as far as the request is concerned, ms.
+func (c *candidate) owes(r *Request) float64 {
+	if r.Room > 0 {
+		return c.spare
+	}
+	return c.owed
 }
 
 // best is the least value so far; equal ones are ordered by their ties.

@@ -313,7 +313,6 @@ func (p *Pool) refresh(now time.Time) {
 		candidates[i].queue = l.a - l.b*ms
 	}
 	p.postShares(now)
-	p.board.level()
 }
 
 // settle makes the board anew if workers came, left or changed.

@@ -53,7 +53,7 @@ func (k *picking) retryAfter() float64 {
 		case outKV, outRequests:
 			drain = max(drain, fullRetryMs)
 		case outShare:
-			drain = max(drain, k.board.candidates[i].owed)
+			drain = max(drain, k.board.candidates[i].owes(k.req))
 		}
 		if after == 0 || drain < after {
 			after = drain

@@ -131,8 +131,6 @@ func parseEndpoint(t *testing.T, line string) (Endpoint, [kvindex.NumTiers]uint3
 			e.Rack = value
 		case "domain":
 			e.Domain = value
-		case "lockstep":
-			e.Lockstep = true
 		case "host-speed":
 			e.LoadBytesPerSecond[kvindex.Host] = float64(atoi(value)) * 1e9
 		case "queue":

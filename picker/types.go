@@ -58,6 +58,9 @@ type Request struct {
 	Unlimited bool
 	// SLO are the request's targets; those that it does not have are the fleet's.
 	SLO SLO
+	// Room is the part of the fleet's limit of queues that it may use; 0 = all of it.
+	// What is left is for requests without it.
+	Room float64
 	// Session names the conversation or agent run that the request belongs to; empty
 	// for none. A [Pool] prefers the worker of the session's last request; the function
 	// Pick does not look at it.
@@ -121,12 +124,11 @@ type Endpoint struct {
 	// OwedMs is the prefill time that it was given beyond the part of its time that
 	// the pool's target of the time between tokens leaves for it, ms; 0 without one.
 	OwedMs float64
+	// SpareMs is the same for requests with less room ([Request].Room).
+	SpareMs float64
 
 	// Zone, Rack and Domain say where it is, each empty if unknown ([kvindex.Hello]).
 	Zone, Rack, Domain string
-	// Lockstep: it steps together with the other ranks of its worker that say so, and
-	// its queue is the longest of theirs.
-	Lockstep bool
 	// LoadBytesPerSecond is how fast the engine brings blocks back from each tier; 0
 	// for a tier that it does not load from, and for the device's own memory.
 	LoadBytesPerSecond [kvindex.NumTiers]float64

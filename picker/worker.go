@@ -150,15 +150,16 @@ func (w *worker) endpoint(now time.Time) Endpoint {
 		Served: w.hello.Served, Adapters: w.hello.Adapters, BlockSize: int(w.hello.BlockSize),
 		Timing: w.timing, KVBytesPerToken: w.kvBytes,
 		Loading: w.hello.Loading, Zone: w.hello.Zone, Rack: w.hello.Rack, Domain: w.hello.Domain,
-		Lockstep: w.hello.Lockstep, LoadBytesPerSecond: w.pool.loadSpeeds(&w.hello),
-		Requests:      w.requests(),
-		ContextTokens: int(w.load.ContextTokens), Decoding: w.decoding(), KVFree: -1,
+		LoadBytesPerSecond: w.pool.loadSpeeds(&w.hello),
+		Requests:           w.requests(),
+		ContextTokens:      int(w.load.ContextTokens), Decoding: w.decoding(), KVFree: -1,
 	}
 	if w.slot < len(w.pool.board.candidates) {
 		e.QueueMs = w.pool.board.candidates[w.slot].queue
 	}
 	e.EjectedMs, e.ReturnMs = msBetween(now, w.health.back), w.health.penaltyMs(&w.pool.rules, now)
-	e.KVTokens, e.Pledged, e.OwedMs = w.kvTokens(), w.pledged(), w.owedMs(now)
+	owed := w.owes(now)
+	e.KVTokens, e.Pledged, e.OwedMs, e.SpareMs = w.kvTokens(), w.pledged(), owed.owed, owed.spare
 	if w.load.KVTotal > 0 {
 		e.KVFree = (int(w.load.KVTotal) - int(w.load.KVUsed)) * e.BlockSize
 	}

@@ -88,7 +88,7 @@ func addAgentFlags(cmd *cobra.Command, cfg *workers.Config, f *agentFlags) {
 	fl.StringSliceVar(&cfg.KVReplay, "kv-replay", cfg.KVReplay, "ZMQ replay endpoints, in the same order; empty for none")
 	fl.StringVar(&f.kvGroups, "kv-groups", "", "the engine's KV-cache groups in its order, like full,window:128,state::528, if its events do not say it")
 	fl.BoolVar(&cfg.KVEagle, "kv-eagle", false, "the engine drafts by EAGLE or MTP and computes the last cached block anew")
-	fl.StringVar(&f.kvTiers, "kv-tiers", "", "slower tiers that the engine loads blocks from by itself, with bytes per second if known, like host=38e9,disk")
+	fl.StringVar(&f.kvTiers, "kv-tiers", "", "slower tiers that the engine loads from by itself, with bytes per second if known, like host=38e9,disk")
 	fl.BoolVar(&cfg.Lockstep, "lockstep", false, "the engine's data-parallel ranks step together (expert parallelism)")
 	fl.StringVar(&cfg.Zone, "zone", "", "name of the engine's zone: KV transfers between zones cost more")
 	fl.StringVar(&cfg.Rack, "rack", "", "name of its rack")

@@ -111,6 +111,7 @@ func flowKeys(c *extproc.FlowConfig) []key {
 			value("bandBytes", &c.Queue.BandBytes),
 			value("quantum", &c.Queue.Quantum),
 			value("maxTenants", &c.Queue.MaxTenants),
+			value("burst", &c.Queue.Burst),
 			value("ttl", &c.Queue.TTL),
 			value("shedHopeless", &c.Queue.ShedHopeless),
 		),

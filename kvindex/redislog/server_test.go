@@ -57,7 +57,7 @@ func TestTLS(t *testing.T) {
 	s := redistest.Start(t, redistest.Options{TLS: true, Password: "geheim"})
 	lives(t, s.URL())
 	stranger := open(t, "rediss://:geheim@"+s.Addr, nil) // does not know the authority
-	for range 20 { // a busy machine may not get to the certificate in time
+	for range 20 {                                       // a busy machine may not get to the certificate in time
 		err := stranger.Append(t.Context(), []kvindex.Record{hello("w", time.Second)})
 		if err == nil || strings.Contains(err.Error(), "certificate") {
 			if err == nil {

@@ -22,6 +22,10 @@ type Config struct {
 	// MaxTenants is how many tenants of a band have turns of their own; those that come
 	// while so many wait share one. 1 to 1,048,576.
 	MaxTenants int `yaml:"maxTenants"`
+	// Burst is for how long a tenant is given what it did not use: who was released less
+	// than the mean of the tenants in about that time comes before those that were
+	// released more, and finds room where these do not ([Queue.Over]). 0 = not at all.
+	Burst time.Duration `yaml:"burst"`
 	// TTL is how long a request may wait; 0 = as long as it likes.
 	TTL time.Duration `yaml:"ttl"`
 	// ShedHopeless sheds a request as soon as its deadline has passed.
@@ -35,6 +39,7 @@ func DefaultConfig() Config {
 		MaxBytes:     256 << 20,
 		Quantum:      8192,
 		MaxTenants:   1024,
+		Burst:        10 * time.Second,
 		TTL:          time.Minute,
 		ShedHopeless: true,
 	}
@@ -61,6 +66,9 @@ func (c Config) Validate() error {
 	}
 	if c.MaxTenants < 1 || c.MaxTenants > 1<<20 {
 		fault("maxTenants: %d is not within 1 to %d", c.MaxTenants, 1<<20)
+	}
+	if c.Burst < 0 {
+		fault("burst: %v is negative", c.Burst)
 	}
 	if c.TTL < 0 {
 		fault("ttl: %v is negative", c.TTL)

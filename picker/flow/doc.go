@@ -5,7 +5,10 @@
 //
 //   - Bands of equal priority, strictly: nobody is offered while somebody of a
 //     higher band, whom the same workers could serve, waits.
-//   - Within a band the tenants take turns by deficit round robin. A request costs
+//   - Within a band the tenants that were released no more than the mean of them of
+//     late ([Config].Burst) come before the others, who may also use less of the
+//     workers' limits ([Queue.Over]).
+//   - Within these the tenants take turns by deficit round robin. A request costs
 //     its uncached tokens, so that a tenant of long prompts gets no more of the
 //     workers' time than one of short ones. Two tenants that both wait all the time
 //     differ by less than a quantum and one request.

@@ -134,6 +134,8 @@ func TestNewcomers(t *testing.T) {
 //	config KEY=VALUE...                      settings; the queue starts empty
 //	push ID [tenant=T] [lane=L] [priority=P] [cost=N] [bytes=N] [deadline=MS] [expires=MS]
 //	pump [room=N] [held=LANE[,LANE]]         releases up to N, by default all
+//	passed ID [...]                          as push: it was released without waiting
+//	over ID [...]                            whether its tenant is over its share
 //	cancel ID
 //	at MS                                    moves the clock and expires
 //	ahead [...]                              as push: what would be ahead of it, and the wait
@@ -163,6 +165,13 @@ func (s *script) command(t *testing.T, d *datadriven.TestData) string {
 		return it.ID + " " + string(r) + "\n" + left(out)
 	case "pump":
 		return s.pump(t, d)
+	case "passed":
+		it := s.item(t, d)
+		s.q.Passed(&it, s.now)
+		return ""
+	case "over":
+		it := s.item(t, d)
+		return fmt.Sprintln(s.q.Over(&it, s.now))
 	case "cancel":
 		return fmt.Sprintln(s.q.Cancel(d.CmdArgs[0].Key))
 	case "at":
@@ -199,6 +208,8 @@ func (s *script) configure(t *testing.T, d *datadriven.TestData) string {
 			c.Quantum = n
 		case "tenants":
 			c.MaxTenants = n
+		case "burst":
+			c.Burst = time.Duration(n) * time.Millisecond
 		case "ttl":
 			c.TTL = time.Duration(n) * time.Millisecond
 		case "shed-hopeless":
@@ -288,9 +299,9 @@ func (s *script) state() string {
 }
 
 func TestValidate(t *testing.T) {
-	c := Config{MaxBytes: -1, BandRequests: -1, BandBytes: -1, Quantum: -1, TTL: -1}
+	c := Config{MaxBytes: -1, BandRequests: -1, BandBytes: -1, Quantum: -1, Burst: -1, TTL: -1}
 	err := c.Validate()
-	for _, key := range []string{"maxRequests", "maxBytes", "bandRequests", "bandBytes", "quantum", "maxTenants", "ttl"} {
+	for _, key := range []string{"maxRequests", "maxBytes", "bandRequests", "bandBytes", "quantum", "maxTenants", "burst", "ttl"} {
 		if err == nil || !strings.Contains(err.Error(), key+":") {
 			t.Errorf("want %s among the faults: %v", key, err)
 		}

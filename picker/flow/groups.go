@@ -76,14 +76,18 @@ func (q *Queue) ring(b *band, name string, now time.Time) *ring {
 	}
 	r := q.rings.take()
 	if r == nil {
-		r = &ring{byName: make(map[string]*flow), flows: heap[flow]{
-			before: func(a, b *flow) bool {
-				return a.round < b.round || a.round == b.round && a.ticket < b.ticket
-			},
-			place: func(f *flow) *int { return &f.place },
-		}}
+		r = &ring{byName: make(map[string]*flow)}
+		for i := range r.turns {
+			r.turns[i].flows = heap[flow]{
+				before: func(a, b *flow) bool {
+					return a.round < b.round || a.round == b.round && a.ticket < b.ticket
+				},
+				place: func(f *flow) *int { return &f.place },
+			}
+		}
 	}
-	r.lane, r.band, r.round, r.ticket = l, b, 0, 0
+	r.lane, r.band, r.ticket = l, b, 0
+	r.turns[light].round, r.turns[heavy].round = 0, 0
 	b.rings = append(b.rings, r)
 	b.serve(r) // it comes last
 	return r
@@ -114,7 +118,7 @@ func (q *Queue) dropLanes() {
 }
 
 // flow is what a tenant has in a ring, made if need be. A new one comes last, in the
-// next round.
+// next round of its class.
 func (q *Queue) flow(r *ring, t *tenant) *flow {
 	if f := r.byName[t.name]; f != nil {
 		return f
@@ -123,9 +127,9 @@ func (q *Queue) flow(r *ring, t *tenant) *flow {
 	if f == nil {
 		f = &flow{entries: heap[entry]{before: sooner, place: func(e *entry) *int { return &e.inFlow }}}
 	}
-	f.tenant, f.ring, f.credit, f.granted, f.round, f.ticket = t, r, 0, r.round, r.round, r.next()
+	f.tenant, f.ring = t, r
 	r.byName[t.name] = f
-	r.flows.push(f)
+	q.begin(f, q.class(r, t.name))
 	return f
 }
 

@@ -26,7 +26,8 @@ func randomConfig(rng *rand.Rand) Config {
 		MaxRequests: pick(1, 3, 20, 60), MaxBytes: int64(pick(1, 300, 5000)),
 		BandRequests: pick(0, 0, 5, 15), BandBytes: int64(pick(0, 0, 500)),
 		Quantum: pick(9, 50, 100, 1000), MaxTenants: pick(1, 2, 3, 100),
-		TTL: time.Duration(pick(0, 50, 500)) * time.Millisecond, ShedHopeless: rng.IntN(2) == 0,
+		Burst: time.Duration(pick(0, 0, 30, 200, 5000)) * time.Millisecond,
+		TTL:   time.Duration(pick(0, 50, 500)) * time.Millisecond, ShedHopeless: rng.IntN(2) == 0,
 	}
 }
 
@@ -103,6 +104,18 @@ func byID(a, b Shed) int {
 	return 1
 }
 
+// passed is a request that need not wait.
+func (h *history) passed() {
+	it := h.item()
+	h.next--
+	h.naive.age(it.Lane, h.now)
+	if got, want := h.q.Over(&Item{Tenant: it.Tenant, Lane: it.Lane}, h.now), h.naive.over(it.Lane, it.Tenant); got != want {
+		h.t.Fatalf("tenant %s is over its share in lane %s: %t, want %t", it.Tenant, it.Lane, got, want)
+	}
+	h.q.Passed(&it, h.now)
+	h.naive.use(it.Lane, it.Tenant, max(1, it.Cost))
+}
+
 func (h *history) cancel() {
 	id := fmt.Sprint(max(1, h.next-h.rng.IntN(40)))
 	got, want := h.q.Cancel(id), h.naive.cancel(id)
@@ -127,7 +140,7 @@ func (h *history) pump() {
 		}
 	}
 	var got, want []string
-	n, m := h.q.Pump(h.now, trial(&got)), h.naive.pump(trial(&want))
+	n, m := h.q.Pump(h.now, trial(&got)), h.naive.pump(h.now, trial(&want))
 	if n != m || !slices.Equal(got, want) {
 		h.t.Fatalf("pump: got %d %v\nwant %d %v", n, got, m, want)
 	}
@@ -143,8 +156,18 @@ func (h *history) pump() {
 	}
 }
 
+// over compares whose tenants have had their share.
+func (h *history) over() {
+	for _, w := range h.naive.list {
+		if a := h.naive.flows[w.flow()]; h.q.Over(&w.Item, h.now) != a.heavy {
+			h.t.Fatalf("%s: over its share %t, want %t", w.ID, !a.heavy, a.heavy)
+		}
+	}
+}
+
 // check compares what both say of themselves.
 func (h *history) check() {
+	h.over()
 	l, cost := h.naive.sum(func(*waiting) bool { return true })
 	if h.q.Len() != l.n || h.q.Bytes() != l.bytes {
 		h.t.Fatalf("%d requests of %d bytes, want %v", h.q.Len(), h.q.Bytes(), l)
@@ -183,6 +206,8 @@ func TestHistory(t *testing.T) {
 		for range operations {
 			h.now = h.now.Add(time.Duration(rng.IntN(3)) * time.Millisecond)
 			switch n := rng.IntN(20); {
+			case n < 1:
+				h.passed()
 			case n < 14:
 				h.push()
 			case n < 16:

@@ -14,8 +14,10 @@ type naive struct {
 	list   []*waiting
 	seq    uint64
 	flows  map[flowKey]*account
-	rings  map[ringKey]*turns
-	lanes  map[int][]string // of a band, the next one first
+	rings  map[ringKey]*tickets
+	lanes  map[int][]string          // of a band, the next one first
+	used   map[string]map[string]int // by lane and tenant
+	halved map[string]time.Time
 }
 
 type waiting struct {
@@ -39,13 +41,14 @@ type ringKey struct {
 type account struct {
 	credit int
 	ticket int
+	heavy  bool
 }
 
-// turns is a ring: round after round everybody is granted a quantum.
-type turns struct{ ticket int }
+// tickets is a ring: round after round everybody is granted a quantum.
+type tickets struct{ ticket int }
 
 func newNaive(c Config) *naive {
-	return &naive{config: c, flows: map[flowKey]*account{}, rings: map[ringKey]*turns{}, lanes: map[int][]string{}}
+	return &naive{config: c, flows: map[flowKey]*account{}, rings: map[ringKey]*tickets{}, lanes: map[int][]string{}, used: map[string]map[string]int{}, halved: map[string]time.Time{}}
 }
 
 func (w *waiting) flow() flowKey { return flowKey{w.Priority, w.Lane, w.tenant} }
@@ -190,14 +193,17 @@ func (n *naive) push(it Item, now time.Time) (Reason, []Shed) {
 	}
 	r := n.rings[ringKey{it.Priority, it.Lane}]
 	if r == nil {
-		r = &turns{}
+		r = &tickets{}
 		n.rings[ringKey{it.Priority, it.Lane}] = r
 	}
 	if n.flows[w.flow()] == nil {
 		r.ticket++
-		n.flows[w.flow()] = &account{ticket: r.ticket}
+		n.flows[w.flow()] = &account{ticket: r.ticket, heavy: n.over(w.Lane, w.tenant)}
 	}
 	n.list = append(n.list, w)
+	if _, known := n.halved[it.Lane]; !known {
+		n.halved[it.Lane] = time.Time{}
+	}
 	return "", out
 }
 
@@ -261,8 +267,13 @@ func (n *naive) first(k flowKey) *waiting {
 // pay. grants says how many.
 func (n *naive) next(k ringKey) (w *waiting, grants int) {
 	firsts := map[flowKey]*waiting{}
-	for f := range n.flows {
-		if f.priority == k.priority && f.lane == k.lane {
+	in := func(f flowKey) bool { return f.priority == k.priority && f.lane == k.lane }
+	heavy := true // nobody is under its share
+	for f, a := range n.flows {
+		heavy = heavy && (!in(f) || a.heavy)
+	}
+	for f, a := range n.flows {
+		if in(f) && a.heavy == heavy {
 			firsts[f] = n.first(f)
 		}
 	}
@@ -279,7 +290,78 @@ func (n *naive) next(k ringKey) (w *waiting, grants int) {
 	return w, grants - 1
 }
 
-func (n *naive) pump(try func(*Item) bool) int {
+// over reports whether a tenant is over its share in a lane.
+func (n *naive) over(lane, tenant string) bool {
+	if n.config.Burst == 0 {
+		return false
+	}
+	total := 0
+	for _, v := range n.used[lane] {
+		total += v
+	}
+	all := len(n.used[lane])
+	return n.used[lane][tenant]*all > total+n.config.Quantum*all
+}
+
+func (n *naive) use(lane, tenant string, cost int) {
+	if n.config.Burst == 0 {
+		return
+	}
+	u := n.used[lane]
+	if u == nil {
+		u = map[string]int{}
+		n.used[lane] = u
+	}
+	if _, known := u[tenant]; !known && len(u) >= n.config.MaxTenants {
+		tenant = others
+	}
+	u[tenant] += cost
+}
+
+// age halves what was used, once for each Burst that is over.
+func (n *naive) age(lane string, now time.Time) {
+	if n.config.Burst == 0 {
+		return
+	}
+	if n.halved[lane].IsZero() {
+		n.halved[lane] = now
+		return
+	}
+	passed := false
+	for t := n.halved[lane]; !t.Add(n.config.Burst).After(now); t = t.Add(n.config.Burst) {
+		passed = true
+		for tenant, v := range n.used[lane] {
+			if n.used[lane][tenant] = v / 2; v < 2 {
+				delete(n.used[lane], tenant)
+			}
+		}
+	}
+	if passed {
+		n.halved[lane] = now
+	}
+}
+
+// classify moves the flows whose class has changed, in the order of their tickets.
+func (n *naive) classify(in func(flowKey) bool) {
+	var moved []flowKey
+	for f, a := range n.flows {
+		if in(f) && a.heavy != n.over(f.lane, f.tenant) {
+			moved = append(moved, f)
+		}
+	}
+	slices.SortFunc(moved, func(a, b flowKey) int { return cmp.Compare(n.flows[a].ticket, n.flows[b].ticket) })
+	for _, f := range moved {
+		r := n.rings[ringKey{f.priority, f.lane}]
+		r.ticket++
+		*n.flows[f] = account{ticket: r.ticket, heavy: !n.flows[f].heavy}
+	}
+}
+
+func (n *naive) pump(now time.Time, try func(*Item) bool) int {
+	for lane := range n.halved {
+		n.age(lane, now)
+	}
+	n.classify(func(flowKey) bool { return true })
 	left := 0
 	held := map[string]bool{}
 	for {
@@ -295,8 +377,9 @@ func (n *naive) pump(try func(*Item) bool) int {
 		left++
 		others := slices.DeleteFunc(n.lanes[k.priority], func(s string) bool { return s == k.lane })
 		n.lanes[k.priority] = append(others, k.lane)
+		n.use(w.Lane, w.tenant, w.Cost)
 		for f, a := range n.flows {
-			if f.priority == k.priority && f.lane == k.lane {
+			if f.priority == k.priority && f.lane == k.lane && a.heavy == n.flows[w.flow()].heavy {
 				a.credit += grants * n.config.Quantum
 			}
 		}
@@ -304,7 +387,9 @@ func (n *naive) pump(try func(*Item) bool) int {
 		a.credit -= w.Cost
 		key := w.flow()
 		n.remove(w)
-		if first := n.first(key); first != nil && first.Cost > a.credit {
+		if n.flows[key] != nil && a.heavy != n.over(key.lane, key.tenant) {
+			n.classify(func(f flowKey) bool { return f == key })
+		} else if first := n.first(key); first != nil && first.Cost > a.credit {
 			r.ticket++
 			a.ticket = r.ticket
 		}

@@ -47,12 +47,13 @@ type tenant struct {
 
 // flow is what one tenant has in a lane of a band.
 //
-// In each round of its ring a flow is granted a quantum; it may spend what it has
+// In each round of its turns a flow is granted a quantum; it may spend what it has
 // on its first request. That is done without walking through rounds: the flow's
 // key is the round in which it will be able to pay.
 type flow struct {
 	tenant  *tenant
 	ring    *ring
+	turns   *turns // of its class
 	entries heap[entry]
 	cost    int64 // of its entries
 	credit  int64 // tokens, after the rounds up to granted
@@ -62,17 +63,36 @@ type flow struct {
 	place   int
 }
 
-// ring is the flows of a lane in a band. Rounds only grow, and no flow's round is
-// over: so two flows that both wait have been granted the same, but for a round.
+// turns is the flows of a ring that take turns. Rounds only grow, and no flow's round
+// is over: so two flows that both wait have been granted the same, but for a round.
+type turns struct {
+	flows heap[flow]
+	round uint64
+}
+
+// The turns of a ring: those of tenants over their share come after all others.
+const (
+	light = iota
+	heavy
+)
+
+// ring is the flows of a lane in a band.
 type ring struct {
 	lane   *lane
 	band   *band
 	byName map[string]*flow
-	flows  heap[flow]
+	turns  [2]turns
 	cost   int64
 	served uint64 // its last turn in the band
-	round  uint64
 	ticket uint64 // the last one given
+}
+
+// top is the flow whose turn it is.
+func (r *ring) top() *flow {
+	if f := r.turns[light].flows.top(); f != nil {
+		return f
+	}
+	return r.turns[heavy].flows.top()
 }
 
 // lane is the requests that the same workers can serve, over all bands.
@@ -82,6 +102,7 @@ type lane struct {
 	cost int64
 	held bool // in this Pump
 	rate rate
+	used usage
 }
 
 // enter adds a request to the flow.
@@ -113,8 +134,8 @@ func (f *flow) add(cost int64) {
 
 // settle takes the grants of the rounds until now.
 func (f *flow) settle(quantum int64) {
-	f.credit += int64(f.ring.round-f.granted) * quantum
-	f.granted = f.ring.round
+	f.credit += int64(f.turns.round-f.granted) * quantum
+	f.granted = f.turns.round
 }
 
 // key finds out when the first request can be paid.
@@ -125,10 +146,10 @@ func (f *flow) key(quantum int64) {
 	}
 }
 
-// pay lets the ring come to the round of its first flow, and charges that one for
+// pay lets the turns come to the round of its first flow, and charges that one for
 // its first request.
 func (f *flow) pay(quantum int64) {
-	f.ring.round = f.round
+	f.turns.round = f.round
 	f.settle(quantum)
 	f.credit -= int64(f.entries.top().item.Cost)
 }
@@ -136,7 +157,7 @@ func (f *flow) pay(quantum int64) {
 // rest moves a flow that has paid and cannot pay its next request from what is left
 // behind the others of its round.
 func (f *flow) rest() {
-	if f.round > f.ring.round {
+	if f.round > f.turns.round {
 		f.ticket = f.ring.next()
 	}
 }

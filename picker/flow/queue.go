@@ -65,6 +65,7 @@ type Queue struct {
 
 	expiry heap[entry]
 	shed   []Shed // reused
+	moved  []*flow
 
 	entries spares[entry]
 	flows   spares[flow]
@@ -161,7 +162,7 @@ func (q *Queue) insert(e entry, now time.Time) {
 	f.ring.lane.n++
 	q.count(t, load{1, e.item.Bytes})
 	f.enter(n, int64(q.config.Quantum))
-	f.ring.flows.fix(f)
+	f.turns.flows.fix(f)
 	if !n.until.IsZero() {
 		q.expiry.push(n)
 	}
@@ -194,7 +195,7 @@ func (q *Queue) remove(e *entry) {
 	r.lane.n--
 	q.count(t, load{-1, -e.item.Bytes})
 	if f.leave(e, int64(q.config.Quantum)) {
-		r.flows.fix(f)
+		f.turns.flows.fix(f)
 	} else {
 		q.dropFlow(f)
 	}
@@ -214,7 +215,7 @@ func (q *Queue) remove(e *entry) {
 
 func (q *Queue) dropFlow(f *flow) {
 	r := f.ring
-	r.flows.remove(f)
+	f.turns.flows.remove(f)
 	delete(r.byName, f.tenant.name)
 	q.flows.give(f)
 	if len(r.byName) > 0 {
@@ -234,7 +235,9 @@ func (q *Queue) Pump(now time.Time, try func(*Item) bool) int {
 	for _, l := range q.lanes {
 		l.held = false
 		l.rate.pass(now, l.n > 0)
+		l.used.age(now, q.config.Burst)
 	}
+	q.classify()
 	left := 0
 	for i := 0; i < len(q.bands); {
 		b := q.bands[i]
@@ -243,7 +246,7 @@ func (q *Queue) Pump(now time.Time, try func(*Item) bool) int {
 			i++
 			continue
 		}
-		f := r.flows.top()
+		f := r.top()
 		e := f.entries.top()
 		if !try(&e.item) {
 			r.lane.held = true
@@ -252,15 +255,29 @@ func (q *Queue) Pump(now time.Time, try func(*Item) bool) int {
 		left++
 		b.serve(r)
 		r.lane.rate.released(e.item.Cost)
-		f.pay(int64(q.config.Quantum))
-		more := len(f.entries.list) > 1
-		q.remove(e)
-		if more {
-			f.rest()
-			r.flows.fix(f)
-		}
+		q.release(f)
 	}
 	return left
+}
+
+// release takes a flow's first request out and charges it.
+func (q *Queue) release(f *flow) {
+	e, r := f.entries.top(), f.ring
+	if q.config.Burst > 0 {
+		r.lane.used.add(f.tenant.name, e.item.Cost, q.config.MaxTenants)
+	}
+	f.pay(int64(q.config.Quantum))
+	more := len(f.entries.list) > 1
+	q.remove(e)
+	if !more {
+		return
+	}
+	if class := q.class(r, f.tenant.name); f.turns != &r.turns[class] {
+		q.move(f, class)
+		return
+	}
+	f.rest()
+	f.turns.flows.fix(f)
 }
 
 // Cancel takes a request out and reports whether it waited.

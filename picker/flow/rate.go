@@ -44,7 +44,8 @@ func (r *rate) perSecond() (float64, bool) {
 
 // Ahead is the cost of what would be released before a request that came now, if
 // nobody else came: the higher bands of its lane, what its own tenant has before it, and
-// of each other tenant of its band as much as its own one gets meanwhile. It looks at
+// of each other tenant of its band and class as much as its own one gets meanwhile, and
+// all of those under their share if its own one is over. It looks at
 // every tenant of the band and every request of its own.
 func (q *Queue) Ahead(it *Item) int64 {
 	ahead := int64(0)
@@ -58,14 +59,16 @@ func (q *Queue) Ahead(it *Item) int64 {
 			case b.priority > it.Priority:
 				ahead += r.cost
 			default:
-				ahead += r.ahead(q.nameOf(b, it.Tenant), it)
+				name := q.nameOf(b, it.Tenant)
+				ahead += r.ahead(name, q.class(r, name), it)
 			}
 		}
 	}
 	return ahead
 }
 
-func (r *ring) ahead(name string, it *Item) int64 {
+// ahead is of one ring, for a request of a tenant of that class.
+func (r *ring) ahead(name string, class int, it *Item) int64 {
 	own, mine := int64(0), r.byName[name]
 	if mine != nil {
 		newcomer := entry{item: *it, seq: math.MaxUint64}
@@ -76,9 +79,15 @@ func (r *ring) ahead(name string, it *Item) int64 {
 		}
 	}
 	ahead, turn := own, own+int64(max(1, it.Cost))
-	for _, f := range r.flows.list {
-		if f != mine {
-			ahead += min(f.cost, turn)
+	for i := range class + 1 {
+		for _, f := range r.turns[i].flows.list {
+			switch {
+			case f == mine:
+			case i < class:
+				ahead += f.cost
+			default:
+				ahead += min(f.cost, turn)
+			}
 		}
 	}
 	return ahead

@@ -26,6 +26,7 @@ var covered = map[string]string{
 	"kvlane up":              "TestUpOnce",
 	"kvlane epp":             "TestOwnEnvoy",
 	"kvlane agent":           "TestOwnEnvoy",
+	"kvlane collector":       "TestCollector",
 	"kvlane engine sim":      "TestLostPrefill",
 	"kvlane envoy-config":    "TestEnvoyConfig, TestOwnEnvoy",
 	"kvlane replay":          "TestAggregated/Replay",

@@ -59,11 +59,14 @@ func (g *gate) arrive(c *call) {
 	g.router.match(c)
 	p := g.policy.Prospect(&c.Request)
 	c.cached, c.targetMs = p.Cached, p.TargetMs
-	if g.queue.Len() == 0 && g.offer(c) {
-		return
-	}
 	e := &g.router.fleet.cfg.Trace.Entries[c.Index]
 	item := flow.Item{ID: c.ID, Tenant: e.Tenant, Priority: e.Priority, Arrived: at(c.arrived), Cost: max(1, c.ISL-p.Cached)}
+	if g.queue.Len() == 0 && g.offer(c, &item) {
+		if !c.refused {
+			g.queue.Passed(&item, at(now))
+		}
+		return
+	}
 	if slack := p.TargetMs - p.AloneMs; p.TargetMs > 0 && slack >= 0 {
 		item.Deadline = at(c.arrived + milliseconds(slack))
 	}
@@ -88,8 +91,12 @@ func (g *gate) hopeless(item *flow.Item, wait time.Duration) bool {
 }
 
 // offer sends a request, or refuses it for good; false if there is no room.
-func (g *gate) offer(c *call) bool {
+func (g *gate) offer(c *call, it *flow.Item) bool {
 	f := g.router.fleet
+	c.Room = 0
+	if g.queue.Over(it, at(f.now)) {
+		c.Room = flow.OverRoom
+	}
 	w := g.router.pick(c)
 	if w < 0 {
 		retry, full := g.policy.Full()
@@ -118,7 +125,7 @@ func (g *gate) look() {
 	g.armed, g.retry = false, glance
 	g.shed(g.queue.Expire(at(now)))
 	g.queue.Pump(at(now), func(it *flow.Item) bool {
-		if !g.offer(g.waits[it.ID]) {
+		if !g.offer(g.waits[it.ID], it) {
 			return false
 		}
 		g.left(it)

@@ -20,6 +20,9 @@ func TestFlood(t *testing.T) {
 	}
 	t.Logf("goodput of the quiet tenant: alone %.3f, beside a flood %.3f with flow control, %.3f without; of the flood %.3f",
 		r.Alone, r.Kept, r.Open, r.Flood)
+	if r.Kept < 0.9*r.Alone {
+		t.Errorf("the flood costs the quiet tenant %.3f of %.3f", r.Alone-r.Kept, r.Alone)
+	}
 	if r.Kept < r.Open+0.3 || r.Kept < r.Flood {
 		t.Errorf("the quiet tenant has %.3f in time with flow control, %.3f without; the flood %.3f", r.Kept, r.Open, r.Flood)
 	}

@@ -62,7 +62,7 @@ func (o *ours) Pick(r *policies.Request, _ policies.Fleet) int {
 }
 
 func (o *ours) request(r *policies.Request) *picker.Request {
-	q := &picker.Request{ID: r.ID, Model: model, ISL: r.ISL, Matches: o.matches}
+	q := &picker.Request{ID: r.ID, Model: model, ISL: r.ISL, Matches: o.matches, Room: r.Room}
 	if o.target != nil {
 		q.SLO = o.target(r)
 	}

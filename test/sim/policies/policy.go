@@ -8,6 +8,8 @@ import (
 
 // Request is a request as a router sees it.
 type Request struct {
+	// Room is the part of the workers' limits that it may use; 0 = all.
+	Room float64
 	// ID is unique; Index is its place in the trace.
 	ID    string
 	Index int
