@@ -43,7 +43,7 @@ func (u *usage) age(now time.Time, burst time.Duration) {
 }
 
 // add counts a release.
-func (u *usage) add(name string, cost int, most int) {
+func (u *usage) add(name string, cost, most int) {
 	v, known := u.by[name]
 	if !known && len(u.by) >= most {
 		name = others
