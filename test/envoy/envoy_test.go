@@ -172,7 +172,7 @@ func TestRefusals(t *testing.T) {
 			_, _ = r.do(r.request(http.MethodGet, "/hold", nil))
 		}()
 		<-entered
-		resp, b = r.do(r.request(http.MethodGet, "/v1/models", nil))
+		resp, b = r.do(r.request(http.MethodPost, "/v1/completions", bytes.NewReader(completion(10))))
 		check("overloaded", resp, b, 529, extproc.CauseOverloaded)
 		if resp.Header.Get("Retry-After") == "" {
 			t.Error("overloaded: no retry-after")
