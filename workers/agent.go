@@ -229,10 +229,23 @@ func serve(group *errgroup.Group, l net.Listener, h http.Handler, logger *slog.L
 	return s
 }
 
+// drainNotice is how long an agent that stops serves on after it said so: until the
+// pickers have heard of it, and what they sent before has come. Who closes at once
+// cuts requests that are on their way on connections that stand idle.
+const drainNotice = 500 * time.Millisecond
+
 // drain ends the serving of clients. With grace, requests under way may finish.
 func (a *Agent) drain(ctx context.Context, server *http.Server, grace bool) {
 	a.draining.Store(true)
 	a.publisher.announce()
+	if grace {
+		notice := time.NewTimer(drainNotice)
+		defer notice.Stop()
+		select {
+		case <-notice.C:
+		case <-ctx.Done():
+		}
+	}
 	limit := a.cfg.DrainTimeout
 	if !grace {
 		limit = closeGrace

@@ -66,6 +66,11 @@ func (a *admin) plan(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, fmt.Sprintf("no plan of request %q is kept (extproc.plans says how many are)", id), http.StatusNotFound)
 		return
 	}
+	if entry.Reported == nil { // the answer's stream may have left before its worker's report
+		if report, ok := a.router.Reported(id); ok {
+			entry.Reported = &report
+		}
+	}
 	reply(w, viewOf(entry))
 }
 
