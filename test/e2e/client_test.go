@@ -129,6 +129,7 @@ type question struct {
 	Messages      []message      `json:"messages,omitempty"`
 	Prompt        any            `json:"prompt,omitempty"` // string or []uint32
 	MaxTokens     int            `json:"max_tokens,omitempty"`
+	Temperature   *float64       `json:"temperature,omitempty"`
 	Stream        bool           `json:"stream,omitempty"`
 	StreamOptions *streamOptions `json:"stream_options,omitempty"`
 	IgnoreEOS     bool           `json:"ignore_eos,omitempty"`

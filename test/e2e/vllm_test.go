@@ -351,7 +351,7 @@ func TestVLLMPrefillDecode(t *testing.T) {
 	s := r.stack()
 	for i := range 6 {
 		q := rules(vllmName, fmt.Sprintf("fort %d", i), 25, 16)
-		q.IgnoreEOS = true
+		q.IgnoreEOS, q.Temperature = true, new(float64)
 		want, err := prefill.engine.try(t.Context(), q) // alone, on the engine that prefills
 		if err != nil {
 			t.Fatal(err)
